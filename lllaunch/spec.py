@@ -204,7 +204,8 @@ class Cluster(Discreet, frozen=True):
     ``settings`` are those of a batch job under submitit's names, as they were given; what is left
     to the site is not in it, and ``additional_parameters`` is a mapping of options of sbatch.
     ``signal_delay_s`` is seconds. ``detach`` is None for a launcher that leaves once the run is
-    submitted if it has no terminal.
+    submitted if it has no terminal. ``poll_s`` is the longest time between two looks at the queue
+    while jobs are followed, seconds.
     """
 
     # a comment may come from the environment
@@ -216,6 +217,7 @@ class Cluster(Discreet, frozen=True):
     pack: int = 1
     detach: bool | None = None
     snapshot: Snapshots = "git"
+    poll_s: int = 10
 
 
 class Detected(Record, frozen=True):

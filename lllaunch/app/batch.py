@@ -70,8 +70,8 @@ if TYPE_CHECKING:
 
 # Of a snapshot that is no other run's.
 _HOLDER = "run"
-# Between two looks at a queue, seconds: at first, and at most.
-_PAUSE, _LONGEST_PAUSE = 1.0, 10.0
+# Between two looks at a queue, seconds: at first.
+_PAUSE = 1.0
 # Seconds that a command to Slurm may take: there are not many more from a signal to SIGKILL.
 _PATIENCE = 10.0
 
@@ -244,7 +244,7 @@ def submit_run(
         signal.pthread_sigmask(signal.SIG_SETMASK, former)
     where = shown_path(directory, os.getcwd())
     console.note(f"submitted job {submission.job}, the run is in {where}")
-    result = _follow(directory, console) if follows(cluster) else None
+    result = _follow(directory, console, cluster.poll_s) if follows(cluster) else None
     if result is None:
         from lllaunch.app.boundary import AppEnded  # noqa: PLC0415 - as above
 
@@ -270,7 +270,7 @@ def ask(what: str) -> Literal["leave", "cancel", "follow"]:
     return "cancel" if answer[:1] == "c" else "follow" if answer[:1] == "f" else "leave"
 
 
-def _follow(directory: str, console: Console) -> RunResult | None:
+def _follow(directory: str, console: Console, longest: float) -> RunResult | None:
     """Show a submitted run until it is over, and return what became of it; None if it is left."""
     follower = Follower("follow", elsewhere=True)
     follower.add(os.path.join(directory, LOG), b"", sys.stdout)
@@ -288,7 +288,7 @@ def _follow(directory: str, console: Console) -> RunResult | None:
                     said = entry.queue
                     console.note(f"job {entry.batch_job}: {entry.queue}")
                 time.sleep(pause)
-                pause = min(pause * 1.2, _LONGEST_PAUSE)
+                pause = min(pause * 1.2, longest)
             except KeyboardInterrupt:
                 pause = _PAUSE
                 where = shown_path(directory, os.getcwd())
@@ -441,7 +441,12 @@ def run_task(directory: str, job: str) -> int:
         _write_submission(own, submission)
         # files of several machines do not take lines of each other whole
         if leads():
-            redirect(os.path.join(own, LOG))
+            # what it has said so far; Slurm goes on writing to that file, too
+            said, log = os.path.join(directory, f"{index}.log"), os.path.join(own, LOG)
+            if not os.path.lexists(log):
+                with contextlib.suppress(OSError):
+                    os.rename(said, log)
+            redirect(log)
         return run_in_job(own, job, submission)
     from lllaunch.app.sweeping.packed import run_pack  # noqa: PLC0415 - heavy
 

@@ -222,7 +222,11 @@ _OWN = Node(
     },
 )
 # what no plan says
-_UNPLANNED: Mapping[str, Kind] = {"max_num_timeout": Kind(read_count), "detach": Kind(read_flag)}
+_UNPLANNED: Mapping[str, Kind] = {
+    "max_num_timeout": Kind(read_count),
+    "detach": Kind(read_flag),
+    "poll_s": Kind(_read_delay),
+}
 
 SETTINGS = tuple(_SETTINGS)
 """What goes to the site as it is, under submitit's names."""
@@ -493,7 +497,7 @@ def with_nodes(read: ClusterNode, settings: Settings) -> tuple[ClusterNode, Sett
 def written_cluster(cluster: Cluster) -> dict[str, Any]:
     """All that a plan says of a cluster, in its order, as a config would say it.
 
-    Settings that are left to the site are not in it, nor is ``detach``, which changes no run.
+    Settings that are left to the site are not in it, nor is what changes no run, as ``detach``.
     """
     settings = {
         name: kind.write(cluster.settings[name])

@@ -24,7 +24,9 @@ from lllaunch.sweep.pool import Need, need_of
 
 TASKS = "tasks.json"
 OUTPUT = "%a.log"
-"""What a task says before it knows which run it is, in the directory of its array."""
+"""What a task says before it knows which run it is, in the directory of its array.
+
+It becomes the log of the run's launcher then."""
 
 
 class ArrayJob(Record, frozen=True):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lllaunch.app import batch
-from lllaunch.app.batch import BatchJobRefused, run_in_job
+from lllaunch.app.batch import BatchJobRefused, run_in_job, run_task
 from lllaunch.cluster import slurm
 from lllaunch.cluster.slurm import JobFacts, SlurmFailed
 from lllaunch.errors import OutputError
@@ -26,7 +26,8 @@ from lllaunch.run.submission import (
     append,
     read_history,
 )
-from lllaunch.spec import Requeue
+from lllaunch.spec import Cluster, Requeue
+from lllaunch.sweep.arrays import Array, ArrayJob, write_tasks
 
 
 class FakeSlurm:
@@ -161,3 +162,23 @@ def test_nodes_do_not_wait_for_a_first_one_that_does_not_come(
     append(str(tmp_path), BatchEnded(0))
     assert run_in_job(str(tmp_path), "7", submission, fails) == 0
     assert fake.told == told * 3
+
+
+def test_what_a_task_has_said_is_in_the_log_of_its_run(
+    fake: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, log = tmp_path / "3", tmp_path / "0" / "1.log"
+    own.mkdir()
+    log.parent.mkdir()
+    log.write_text("a module is missing\n")
+    write_tasks(str(log.parent), Array(Cluster(), ((), (ArrayJob(3, str(own)),))))
+    Submission("7", str(log.parent)).write(str(log.parent))
+    monkeypatch.setattr(batch, "run_in_job", lambda *_: 0)
+    redirected: list[str] = []
+    monkeypatch.setattr(batch, "redirect", redirected.append)
+    for _ in range(2):
+        assert run_task(str(log.parent), "7_1") == 0
+    # one file less for each job
+    assert not log.exists()
+    assert (own / "launcher.log").read_text() == "a module is missing\n"
+    assert redirected == [str(own / "launcher.log")] * 2

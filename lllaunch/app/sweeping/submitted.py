@@ -30,7 +30,6 @@ from lllaunch.errors import LaunchError
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux.process import wait
 from lllaunch.results.queue import cancelled
-from lllaunch.run.directory import RESULT
 from lllaunch.run.files import naming
 from lllaunch.run.snapshot import Snapshot, free_place, hold, let_go, remove, take
 from lllaunch.run.submission import (
@@ -43,11 +42,11 @@ from lllaunch.run.submission import (
     read_history,
     read_submission,
 )
+from lllaunch.spec import Cluster
 from lllaunch.sweep.arrays import (
     OUTPUT,
     Array,
     ArrayJob,
-    KnownArray,
     arrays_of,
     holder_of,
     known_arrays,
@@ -64,15 +63,14 @@ from lllaunch.words import counted
 if TYPE_CHECKING:
     from lllaunch.app.sweeping.composing import Composer, JobConfig
     from lllaunch.cluster.slurm import QueuedJob
-    from lllaunch.spec import Cluster
     from lllaunch.sweep.protocol import Answer
     from lllaunch.sweep.schedule import SweepPolicy
     from lllaunch.sweep.session import Batch, SweepSession
 
 # Of a temporary snapshot, until all jobs that need it are in the queue.
 _HOLDER = "launcher"
-# Between two looks at a queue, seconds: at first, and at most.
-_PAUSE, _LONGEST_PAUSE = 1.0, 10.0
+# Between two looks at a queue, seconds: at first.
+_PAUSE = 1.0
 # A job that is gone from the queue without a word is so at so many looks: it may just come back.
 _LOOKS = 3
 # How long the cluster may be silent while jobs are followed, seconds.
@@ -102,7 +100,6 @@ class SubmittedJob:
     running: bool = False  # whether the observer knows that it has started
     gone: int = 0  # at how many looks in a row it was not in the queue
     cancelled: bool = False  # whether this launcher has cancelled it, if it had not started
-    ended: bool = False  # whether it has, started or not
 
 
 class _ToldToEnd(Exception):
@@ -147,9 +144,8 @@ class SlurmExecutor(Executor):
         self._starts: list[int] = []
         self._to_submit: deque[Array] = deque()
         self._detached = False
-        self._snapshot_of_jobs: Snapshot | None = None
-        self._taken: Snapshot | None = None
-        # who holds it, if it is temporary
+        self._snapshot: Snapshot | None = None
+        # who holds it, if it is temporary and not all jobs are in the queue
         self._holders: list[str] = []
         # directory and submission of the first of those, if the cluster had no room for it
         self._ready: tuple[str, Submission] | None = None
@@ -160,7 +156,7 @@ class SlurmExecutor(Executor):
         self._waits_for_room = False
         # since when the cluster has not answered, and when it is asked next, by the sweep's clock
         self._silent: float | None = None
-        self._ask_at, self._pause = 0.0, _PAUSE
+        self._ask_at, self._pause, self._longest_pause = 0.0, _PAUSE, float(Cluster.poll_s)
 
     # What the scheduler decides
 
@@ -174,7 +170,7 @@ class SlurmExecutor(Executor):
         if self._answers is None:
             numbers = self._batch.to_run()
             try:
-                self._take_up(numbers)
+                self._take_up(frozenset(numbers))
                 self._answers = self._compose_all(numbers)
             except _ToldToEnd:
                 return
@@ -208,7 +204,7 @@ class SlurmExecutor(Executor):
         if answer == "cancel":
             slurm.cancel({job.id for job in self._in_queue.values()})
             for job in self._in_queue.values():
-                job.cancelled = job.ended = True
+                job.cancelled = True
             self.sweep.tell(v.Abandoned())
         return True
 
@@ -231,7 +227,8 @@ class SlurmExecutor(Executor):
             self._submit()
             self._leave_detached()
         answers = self._ask()
-        self._pause = min(1.1 * self._pause, _LONGEST_PAUSE) if answers else _LONGEST_PAUSE
+        longest = self._longest_pause
+        self._pause = min(1.1 * self._pause, longest) if answers else longest
         self._ask_at = self.sweep.clock() + self._pause
         self._leave_detached()
 
@@ -245,57 +242,46 @@ class SlurmExecutor(Executor):
 
     # What is in the queue already
 
-    def _take_up(self, numbers: Sequence[int]) -> None:
+    def _take_up(self, numbers: Collection[int]) -> None:
         """Find jobs that an earlier launcher has submitted, and that are not over."""
-        if not self._session.resumed:
+        arrays = known_arrays(self._session.path) if self._session.resumed else []
+        if not arrays:
             return
-        if not os.path.isdir(os.path.join(self._session.path, ARRAYS)):
-            return
-        wanted, arrays = frozenset(numbers), known_arrays(self._session.path)
+        # of what has not said that it is over
+        known = {
+            f"{array.submission.job}_{index}"
+            for array in arrays
+            if array.submission.job
+            for index, task in enumerate(array.tasks)
+            for job in task
+            if job.number in numbers and not isinstance(account_of(job.directory).last, BatchEnded)
+        }
         self._unsure = True
-        queued = self._queued_by_now(arrays, wanted)
+        queued = self._queued()
+        for _ in range(_LOOKS - 1):
+            if queued.keys() >= known:
+                break
+            # put back, a job is away a moment
+            time.sleep(_PAUSE)
+            queued |= self._queued()
         self._unsure = False
         for array in arrays:
             of_array = array.submission.job or _id_of(queued, array.directory)
             before = len(self._in_queue)
             for index, task in enumerate(array.tasks):
-                known = f"{of_array}_{index}"
-                for job in task:
-                    if job.number not in wanted or not of_array:
-                        continue
-                    # or it has succeeded since results were read
-                    if known not in queued and not _has_succeeded(job.directory, known):
+                id_ = f"{of_array}_{index}"
+                for job in task if id_ in queued else ():
+                    if job.number not in numbers:
                         continue
                     if read_submission(job.directory) is None:
-                        structs.replace(array.submission, job=known, directory="").write(
-                            job.directory
-                        )
+                        submission = structs.replace(array.submission, job=id_, directory="")
+                        submission.write(job.directory)
                     self._batch.directories[job.number] = job.directory
                     self._in_queue[job.number] = SubmittedJob(
-                        job.number, job.directory, known, shares=len(task) > 1
+                        job.number, job.directory, id_, shares=len(task) > 1
                     )
             if len(self._in_queue) > before:
                 self._arrays.append((None, len(array.tasks), of_array))
-
-    def _queued_by_now(
-        self, arrays: Sequence[KnownArray], wanted: Collection[int]
-    ) -> dict[str, QueuedJob]:
-        """Return what is in the queue at any of some looks: put back, a job is away a moment."""
-        known = {
-            f"{array.submission.job}_{index}": job.directory
-            for array in arrays
-            if array.submission.job
-            for index, task in enumerate(array.tasks)
-            for job in task
-            if job.number in wanted and not isinstance(account_of(job.directory).last, BatchEnded)
-        }
-        queued = self._queued()
-        for _ in range(_LOOKS - 1):
-            if queued.keys() >= known.keys():
-                break
-            time.sleep(_PAUSE)
-            queued |= self._queued()
-        return queued
 
     def _queued(self) -> dict[str, QueuedJob]:
         """Return what is in the queue, when the cluster answers.
@@ -309,7 +295,7 @@ class SlurmExecutor(Executor):
                 return slurm.queued()
             except slurm.SlurmFailed as error:
                 self._note_silence(str(error))
-            wait([self.sweep.source], seconds=_LONGEST_PAUSE)
+            wait([self.sweep.source], seconds=self._longest_pause)
 
     def _heed(self) -> None:
         """Raise `_ToldToEnd` if a signal ends the sweep."""
@@ -328,6 +314,7 @@ class SlurmExecutor(Executor):
             first = next(answers)
         self._heed()
         if first is not None:
+            self._longest_pause = first.poll_s
             # a sweeper that asks for one batch after another wants to know what became of each, and
             # what waits for a user's own app takes its end for that of the jobs, as with submitit
             stays = self._composer.users_own or not self._at_once
@@ -338,14 +325,16 @@ class SlurmExecutor(Executor):
         with naming(self._session.path):
             # from now on this is a sweep of a cluster for whoever finds it
             os.makedirs(os.path.join(self._session.path, ARRAYS), exist_ok=True)
-        snapshot = None if first is None else self._snapshot(first)
+        if first is not None and first.snapshot != "none":
+            place, cwd = free_place(self._session.path), self._composer.master.hydra.runtime.cwd
+            self._snapshot = take(str(cwd), place, os.environ, self._say)
+            if self._snapshot is not None and first.snapshot == "temporary":
+                # as long as jobs are to be submitted
+                self._hold(self._snapshot, [_HOLDER])
         cores = len(os.sched_getaffinity(0))
 
-        def ready(number: int) -> Answer:
-            return self._make_ready(number, snapshot)
-
         found, faults = {}, {}
-        with contextlib.closing(map_in_forks(ready, numbers, cores)) as made:
+        with contextlib.closing(map_in_forks(self._make_ready, numbers, cores)) as made:
             for number in numbers:
                 answer = next(made)
                 if isinstance(answer, Prepared):
@@ -357,19 +346,7 @@ class SlurmExecutor(Executor):
                 self._heed()
         if faults:
             raise SweepRefused(faults)
-        self._snapshot_of_jobs = snapshot
         return found
-
-    def _snapshot(self, cluster: Cluster) -> Snapshot | None:
-        if cluster.snapshot == "none":
-            return None
-        cwd = str(self._composer.master.hydra.runtime.cwd)
-        snapshot = take(cwd, free_place(self._session.path), os.environ, self._say)
-        self._taken = snapshot
-        if snapshot is not None and cluster.snapshot == "temporary":
-            # as long as jobs are to be submitted
-            self._hold(snapshot, [_HOLDER])
-        return snapshot
 
     def _hold(self, snapshot: Snapshot, holders: Sequence[str]) -> None:
         self._holders += holders
@@ -377,23 +354,23 @@ class SlurmExecutor(Executor):
 
     def _release_snapshot(self) -> None:
         """Let go of the snapshot; take it away if no job has it."""
-        snapshot, self._taken = self._taken, None
-        if snapshot is None:
+        if self._snapshot is None:
             return
         unused = not (self._unsure or any(cluster for cluster, *_ in self._arrays))
+        holders, self._holders = self._holders, []
         with contextlib.suppress(LaunchError):
-            for holder in self._holders:
+            for holder in holders:
                 if unused or holder == _HOLDER:
-                    let_go(snapshot, holder)
+                    let_go(self._snapshot, holder)
             if unused:
-                remove(snapshot)
+                remove(self._snapshot)
 
     def _cluster_of(self, number: int) -> Cluster | None:
         """In a fork: where a job goes, None if it cannot run."""
         answer = self._prepare(number)
         return None if isinstance(answer, Broken) else answer.payload.spec.cluster
 
-    def _make_ready(self, number: int, snapshot: Snapshot | None) -> Answer:
+    def _make_ready(self, number: int) -> Answer:
         """In a fork: compose a job, and write what its batch job needs; return its cluster, too."""
         answer = self._prepare(number)
         if isinstance(answer, Broken):
@@ -414,7 +391,7 @@ class SlurmExecutor(Executor):
                 os.makedirs(spec.output_dir, exist_ok=True)
             _write_hydra(config)
             with naming_launchers(config.whole, users_own=self._composer.users_own):
-                make_ready(spec, config.own(), self._composer.user, snapshot, spec.output_dir)
+                make_ready(spec, config.own(), self._composer.user, self._snapshot, spec.output_dir)
         except LaunchError as error:
             return Broken(error.exit_code, str(error), answer.overrides)
         return structs.replace(answer, payload=cluster, need=Need(), warm=None)
@@ -437,11 +414,8 @@ class SlurmExecutor(Executor):
             SubmitFailed: it would not.
         """
         assert self._answers is not None
-        asked: list[Cluster] = []
-        for array in self._arrays_of(self._answers):
-            if array.cluster in asked:
-                continue
-            asked.append(array.cluster)
+        first = {id(array.cluster): array for array in self._arrays_of(self._answers)}
+        for array in first.values():
             problem = slurm.test_only(self._batch_text(array, array.cluster, self._session.path))
             if problem is not None:
                 command = "sbatch --test-only"
@@ -506,7 +480,7 @@ class SlurmExecutor(Executor):
             self.sweep.records.starts(job.number, answer, 0, Lease(), None)
         directory = new_directory(self._session.path)
         write_tasks(directory, array)
-        cluster, snapshot = array.cluster, self._snapshot_of_jobs
+        cluster, snapshot = array.cluster, self._snapshot
         retries = {cause: n for cause, n in self._policy.retries._asdict().items() if n}
         submission = Submission.of(cluster, directory, snapshot=snapshot, retries=retries)
         submission.write(directory)
@@ -682,17 +656,10 @@ def _id_of(queued: Mapping[str, QueuedJob], directory: str) -> str:
 
 def _was_cancelled(job: SubmittedJob, *, started: bool) -> bool:
     """Return whether somebody has cancelled a job's batch job, this launcher or another."""
-    if job.ended or (job.cancelled and not started):
+    if job.cancelled and not started:
         return True
     try:
         facts = slurm.job_facts(job.id)
     except LaunchError:
         return False
     return facts is not None and facts.state == "CANCELLED"
-
-
-def _has_succeeded(directory: str, known: str) -> bool:
-    """Return whether a job has succeeded in a batch job."""
-    account = account_of(directory)
-    ended = isinstance(account.last, BatchEnded) and account.last.exit_code == 0
-    return ended and account.job == known and os.path.exists(os.path.join(directory, RESULT))
