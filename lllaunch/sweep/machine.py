@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from lllaunch.errors import ConfigError, Diagnostic, Unfit
 from lllaunch.linux.cgroup import Cores, find_cores
@@ -20,69 +20,69 @@ from lllaunch.sweep.pool import Lease
 from lllaunch.text import shorten, spans
 from lllaunch.words import counted
 
-_RANGE = re.compile(r"(\d{1,9})\s*-\s*(\d{1,9})", re.ASCII)
+Limit: TypeAlias = int | Sequence[int | str] | None
+"""How many slots of a kind, or which ones; None for all."""
+T = TypeVar("T")
+
+_RANGE = re.compile(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", re.ASCII)
 _MOST_SHOWN = 80
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def gives_none(limit: object) -> bool:
-    """Whether a limit is right and leaves nothing: 0, or an empty list."""
-    return _number(limit) == 0 or (_is_list(limit) and not limit)
-
-
-def choose_gpus(limit: object, visible: Sequence[Gpu], why_none: str = "") -> tuple[Gpu, ...]:
+def choose_gpus(limit: Limit, visible: Sequence[Gpu], why_none: str) -> tuple[Gpu, ...]:
     """Takes the first GPUs, or those that are listed, in the order of the list.
 
-    ``limit``: how many; a list of names or UUIDs (the beginning will do, as long as only one has
-    it); None for all. ``why_none``: if there is nothing: why, a predicate.
+    ``limit``: a list is of names or UUIDs (the beginning will do, as long as only one has it).
+    ``why_none``: if there is nothing: why, a predicate.
 
     Raises:
-        Unfit: it is none of these, or not all of them are there.
+        Unfit: not all of them are there.
     """
     if limit is None:
         return tuple(visible)
-    count = _number(limit)
-    if count is None and not _is_list(limit):
-        raise Unfit("a number of GPUs (0, 1, 2, ...) or a list of them", code="gpus")
-    if count is not None and count < 0:
-        raise Unfit("a number of GPUs, 0 or more", code="gpus")
-    if (count or limit) and not visible:
-        message = f"asks for GPUs, but {why_none or 'found no GPU'}"
+    if limit and not visible:
+        message = f"asks for GPUs, but {why_none}"
         raise Unfit(message=message, hint="leave it out", code="gpus")
-    if count is not None:
-        return tuple(visible[: _at_most(count, len(visible), "GPUs that are visible")])
-    assert isinstance(limit, Sequence)
+    if isinstance(limit, int):
+        return tuple(visible[: _at_most(limit, len(visible), "GPUs that are visible")])
     chosen: list[Gpu] = []
-    for entry in limit:
-        gpu = _named(entry, visible)
-        if gpu in chosen:
-            raise Unfit("each GPU at most once", f"{gpu.name} is named twice", code="gpus")
-        chosen.append(gpu)
+    for name in (str(entry).strip() for entry in limit):
+        found = [gpu for gpu in visible if gpu.name == name]
+        if not found and name.startswith(("GPU-", "MIG-")):
+            found = [gpu for gpu in visible if gpu.uuid.startswith(name)]
+        if len(found) != 1:
+            names = ", ".join(gpu.name for gpu in visible)
+            number = "several of them" if found else "none of them"
+            expected = f"names of visible GPUs ({names})"
+            raise Unfit(expected, f"{_shown(name)} is {number}", code="gpus")
+        if found[0] in chosen:
+            raise Unfit("each GPU at most once", f"{found[0].name} is named twice", code="gpus")
+        chosen += found
     return tuple(chosen)
 
 
-def choose_cpus(limit: object, cores: Cores) -> tuple[int, ...]:
+def choose_cpus(limit: Limit, cores: Cores) -> tuple[int, ...]:
     """Takes the first cores, or those that are listed.
 
-    ``limit``: how many; a list of cores and ranges of them (``"0-3"``); None for as many as the
-    quota gives time for, rounded down, at least one.
+    ``limit``: a list is of cores and ranges of them (``"0-3"``); None is as many as the quota gives
+    time for, rounded down, at least one.
 
     Raises:
-        Unfit: it is none of these, or not all of them may be used.
+        Unfit: not all of them may be used.
     """
     if limit is None:
         quota = len(cores.numbers) if cores.quota is None else int(cores.quota)
         return cores.numbers[: max(1, quota)]
-    count = _number(limit)
-    if count is not None:
-        if count < 0:
-            raise Unfit("a number of CPU slots, 0 or more", code="cpus")
+    if isinstance(limit, int):
         hint = "for more jobs side by side: launch.resources.cpus_per_proc=0 and max_parallel"
-        return cores.numbers[: _at_most(count, len(cores.numbers), "cores that may be used", hint)]
-    if not _is_list(limit):
-        raise Unfit("a number of CPU slots (0, 1, 2, ...) or a list of cores", code="cpus")
-    assert isinstance(limit, Sequence)
+        return cores.numbers[: _at_most(limit, len(cores.numbers), "cores that may be used", hint)]
     chosen: set[int] = set()
-    for low, high in map(_range, limit):
+    for entry in limit:
+        found = _RANGE.fullmatch(str(entry))
+        low, high = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if low > high:
+            expected = "cores and ranges of them (0, 3, '0-3')"
+            raise Unfit(expected, f"{_shown(entry)} is neither", code="cpus")
         # Not expanded before it is known to be there: a range may be very long.
         within = [core for core in cores.numbers if low <= core <= high]
         if len(within) != high - low + 1:
@@ -96,58 +96,14 @@ def choose_cpus(limit: object, cores: Cores) -> tuple[int, ...]:
     return tuple(sorted(chosen))
 
 
-def shown(value: object) -> str:
-    """A value for a message, shortened."""
+def _shown(value: object) -> str:
     return shorten(repr(value), _MOST_SHOWN)
-
-
-def _number(value: object) -> int | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, str):
-        # What ${oc.env:N} gives is always text.
-        text = value.strip()
-        return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
-    return value if isinstance(value, int) else None
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
 def _at_most(count: int, there: int, what: str, hint: str = "") -> int:
     if count > there:
         raise Unfit(f"at most {there}, the number of {what}", hint, code="number")
     return count
-
-
-def _named(entry: object, visible: Sequence[Gpu]) -> Gpu:
-    name = entry.strip() if isinstance(entry, str) else str(entry)
-    if not isinstance(entry, str) and (isinstance(entry, bool) or not isinstance(entry, int)):
-        raise Unfit("names of GPUs", f"{shown(entry)} is not one", code="gpus")
-    found = [gpu for gpu in visible if gpu.name == name]
-    if not found and name.startswith(("GPU-", "MIG-")):
-        found = [gpu for gpu in visible if gpu.uuid.startswith(name)]
-    if len(found) != 1:
-        names = ", ".join(gpu.name for gpu in visible)
-        number = "several of them" if found else "none of them"
-        raise Unfit(f"names of visible GPUs ({names})", f"{shown(name)} is {number}", code="gpus")
-    return found[0]
-
-
-def _range(entry: object) -> tuple[int, int]:
-    number = _number(entry)
-    if number is not None:
-        return number, number
-    match = _RANGE.fullmatch(entry.strip()) if isinstance(entry, str) else None
-    if match is None or int(match[1]) > int(match[2]):
-        raise Unfit(
-            "cores and ranges of them (0, 3, '0-3')", f"{shown(entry)} is neither", code="cpus"
-        )
-    return int(match[1]), int(match[2])
-
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 class SweepMachine(NamedTuple):
@@ -175,8 +131,8 @@ class SweepMachine(NamedTuple):
 
 def find_machine(
     environ: Mapping[str, str],
-    gpus: object = None,
-    cpus: object = None,
+    gpus: Limit = None,
+    cpus: Limit = None,
     *,
     key: str = "hydra.launcher",
     nvml: Nvml | None = None,
@@ -184,30 +140,31 @@ def find_machine(
 ) -> SweepMachine:
     """Looks what there is and takes what the limits allow.
 
-    ``gpus``: how many, or a list of names as CUDA_VISIBLE_DEVICES has them or of UUIDs; None for
-    all. ``cpus``: how many, or a list of cores and ranges of them (``"0-3"``); None for as many as
-    the cgroups of the launcher give it time for. A number may go beyond that.
+    ``gpus``: a list is of names as CUDA_VISIBLE_DEVICES has them or of UUIDs. ``cpus``: a list is
+    of cores and ranges of them (``"0-3"``); None for as many as the cgroups of the launcher give it
+    time for. A number may go beyond that.
 
     Raises:
-        ConfigError: a limit is wrong or cannot be met; all that is wrong is told.
+        ConfigError: a limit cannot be met; all that is wrong is told.
     """
-    found = _Visible() if gives_none(gpus) else _visible(environ, nvml)
-    problems = [*found.problems]
-    chosen_gpus: tuple[Gpu, ...] = ()
-    chosen_cpus: tuple[int, ...] = ()
-    if not problems:
+    problems: list[Diagnostic] = []
+
+    def attempt(name: str, limit: Limit, choose: Callable[[], tuple[T, ...]]) -> tuple[T, ...]:
         try:
-            chosen_gpus = choose_gpus(gpus, found.gpus, found.why_none)
+            return choose()
         except Unfit as unfit:
-            problems.append(_problem(f"{key}.gpus", gpus, unfit))
-    try:
-        chosen_cpus = choose_cpus(cpus, find_cores() if cores is None else cores)
-    except Unfit as unfit:
-        problems.append(_problem(f"{key}.cpus", cpus, unfit))
+            value = limit if isinstance(limit, int) else list(limit or ())
+            problems.append(unfit.at(f"{key}.{name}", _shown(value)))
+            return ()
+
+    none_wanted = gpus is not None and not gpus
+    visible, why_none = ((), "") if none_wanted else _visible(environ, nvml)
+    available = find_cores() if cores is None else cores
+    chosen_gpus = attempt("gpus", gpus, lambda: choose_gpus(gpus, visible, why_none))
+    chosen_cpus = attempt("cpus", cpus, lambda: choose_cpus(cpus, available))
     if problems:
         raise ConfigError(tuple(problems))
-    masks = bool(found.gpus) or gives_none(gpus)
-    return SweepMachine(chosen_gpus, chosen_cpus, masks)
+    return SweepMachine(chosen_gpus, chosen_cpus, bool(visible) or none_wanted)
 
 
 def pin(lease: Lease) -> None:
@@ -220,38 +177,21 @@ def pin(lease: Lease) -> None:
         os.sched_setaffinity(0, lease.cpus)
 
 
-class _Visible(NamedTuple):
-    gpus: tuple[Gpu, ...] = ()
-    why_none: str = ""
-    problems: tuple[Diagnostic, ...] = ()
+def _visible(environ: Mapping[str, str], nvml: Nvml | None) -> tuple[tuple[Gpu, ...], str]:
+    """Return the GPUs that are visible; if there are none, also why, a predicate.
 
-
-def _visible(environ: Mapping[str, str], nvml: Nvml | None) -> _Visible:
+    Raises:
+        ConfigError: the names of pretended ones are wrong.
+    """
     visible = environ.get(VISIBLE)
-    if PRETEND in environ:
-        return _pretended(environ[PRETEND], visible)
+    why_none = "found no GPU" + ("" if visible is None else f" with {VISIBLE}={_shown(visible)}")
+    pretended = environ.get(PRETEND)
     try:
-        gpus = list_gpus(visible, nvml)
+        if pretended is None:
+            return list_gpus(visible, nvml), why_none
+        return pretended_gpus(pretended, visible), why_none
     except GpusUnknown as unknown:
-        return _Visible(why_none=str(unknown))
-    return _Visible(gpus, _why_none(gpus, visible))
-
-
-def _pretended(names: str, visible: str | None) -> _Visible:
-    try:
-        gpus = pretended_gpus(names, visible)
+        return (), str(unknown)
     except ValueError as error:
-        return _Visible(
-            problems=(Diagnostic("gpus", PRETEND, shown(names), "", expected=str(error)),)
-        )
-    return _Visible(gpus, _why_none(gpus, visible))
-
-
-def _why_none(gpus: tuple[Gpu, ...], visible: str | None) -> str:
-    if gpus:
-        return ""
-    return "found no GPU" if visible is None else f"found no GPU with {VISIBLE}={shown(visible)}"
-
-
-def _problem(key: str, value: object, unfit: Unfit) -> Diagnostic:
-    return unfit.at(key, shown(value))
+        problem = Diagnostic("gpus", PRETEND, _shown(pretended), "", expected=str(error))
+        raise ConfigError((problem,)) from None
