@@ -8,10 +8,10 @@ merge keys (``<<``); of configs, what Hydra takes is taken.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
@@ -28,18 +28,20 @@ MOST_VALUES = 100_000
 DEEPEST = 100
 """Lists and mappings within each other."""
 
-_TEXT = frozenset({"!", "tag:yaml.org,2002:str"})
 _STAR = "quote a pattern that begins with *"
-# escapes of lone surrogates
-_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_CLoader: Any = getattr(yaml, "CSafeLoader", None)
+# libyaml is ten times as fast
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # the slow one takes a second for so many characters
 _LONGEST_AGAIN = 200_000
 # of more digits Python makes no text
 _LONGEST_NUMBER = 1000
+_TOO_LONG: Any = object()
 _STANDARD = "tag:yaml.org,2002:"
 # the one family of tags that OmegaConf adds
 _PATHS = f"{_STANDARD}python/object/apply:pathlib."
+_PLAIN = frozenset(
+    ("str", "int", "float", "bool", "null", "timestamp", "value", "merge", "seq", "map")
+)
 _CONFLICT = "it looks like a merge that was not resolved"
 
 
@@ -62,13 +64,6 @@ class Lines:
             # the config may read as a number what stands here as text
             found = self.items.get(str(key))
         return found or NO_LINES
-
-    def at(self, path: Iterable[object]) -> int | None:
-        """The line of the value at a path of keys and indices; None if there is none."""
-        found = self
-        for key in path:
-            found = found.below(key)
-        return found.line
 
     def nearest(self, path: Iterable[object]) -> int:
         """The line of the value at a path, or of what it is in; 1 where there is none."""
@@ -138,25 +133,19 @@ def parse(text: str, file: str, *, as_hydra: bool = False) -> Document:
     Raises:
         ConfigError: it is no YAML, or more than is taken; the problem names its line.
     """
-
-    def read(loader: Any) -> Document:
-        return _Builder(file, as_hydra).build(yaml.parse(text, Loader=loader))
-
     try:
-        # libyaml is ten times as fast, and knows no lone surrogates: parts of names that are not
-        # UTF-8
-        if _CLoader is not None and not _SURROGATE.search(text):
-            try:
-                return read(_CLoader)
-            except yaml.YAMLError:
-                # Hydra reads with the other one, which takes a little more
-                if not as_hydra or len(text) > _LONGEST_AGAIN:
-                    raise
-        return read(yaml.SafeLoader)
+        try:
+            return _read(text, file, _Loader, as_hydra)
+        except yaml.YAMLError:
+            # takes a little more: what Hydra reads, and lone surrogates, parts of names that are
+            # not UTF-8
+            if len(text) > _LONGEST_AGAIN:
+                raise
+            return _read(text, file, yaml.SafeLoader, as_hydra)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
-        hint = _meant(text, line)
-        raise wrong(file, line, f"is not valid YAML: {error.problem}", hint, code="yaml") from None
+        hint, problem = _meant(text, line), str(error.problem).removeprefix("but ")
+        raise wrong(file, line, f"is not valid YAML: {problem}", hint, code="yaml") from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         message = "is not valid YAML: a character that it may not hold"
@@ -191,168 +180,133 @@ def _meant(text: str, line: int) -> str:
     return _STAR if 0 < line <= len(lines) and "*" in lines[line - 1] else ""
 
 
-class _Anchored(NamedTuple):
+def _read(text: str, file: str, loader: Any, as_hydra: bool) -> Document:
+    depth = 0
+    for event in yaml.parse(text, Loader=loader):
+        # before nodes are made of it, which libyaml does by recursion
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise wrong(file, _line(event), f"is nested more than {DEEPEST} deep", code="yaml")
+    node = yaml.compose(text, Loader=loader)
+    return Document(None, NO_LINES) if node is None else _Builder(file, as_hydra).build(node)
+
+
+class _Made(NamedTuple):
     value: Any
     items: dict[object, Lines]
     size: int  # how many values it is made of
 
 
 class _Builder:
-    """Makes a document of a YAML parser's events."""
+    """Makes a document of YAML's nodes."""
 
     def __init__(self, file: str, as_hydra: bool) -> None:
         self._file = file
         self._as_hydra = as_hydra
         self._count = 0
-        self._anchors: dict[str, _Anchored | None] = {}
+        # by identity: an alias is the node itself; None while it is being made
+        self._made: dict[int, _Made | None] = {}
         self._sexagesimals: list[Sexagesimal] = []
-        self._resolver = yaml.resolver.Resolver()
         self._constructor = yaml.constructor.SafeConstructor()
 
-    def build(self, events: Iterator[Any]) -> Document:
+    def build(self, node: Any) -> Document:
         """Returns what a file says."""
-        self._events = events
-        found, documents = Document(None, NO_LINES), 0
-        for event in events:
-            if isinstance(event, yaml.DocumentStartEvent):
-                documents += 1
-                if documents > 1:
-                    raise self._wrong(event, "holds more than one document")
-                first = next(events)
-                data, items = self._value(first, ())
-                found = Document(data, Lines(_line(first), items))
-        return found._replace(sexagesimals=tuple(self._sexagesimals))
+        data, items = self._value(node, ())
+        return Document(data, Lines(_line(node), items), tuple(self._sexagesimals))
 
-    def _value(self, event: Any, path: tuple[Any, ...]) -> tuple[Any, dict[object, Lines]]:
+    def _value(self, node: Any, path: tuple[Any, ...]) -> tuple[Any, dict[object, Lines]]:
         """Return a value, and the lines of what is in it."""
-        if len(path) > DEEPEST:
-            raise self._wrong(event, f"is nested more than {DEEPEST} deep")
-        if isinstance(event, yaml.AliasEvent):
-            return self._alias(event)
+        if id(node) in self._made:
+            made = self._made[id(node)]
+            if made is None:
+                raise self._wrong(node, "holds itself: an alias stands within its anchor")
+            self._add(node, made.size)
+            return made.value, made.items
         before = self._count
-        self._add(event, 1)
-        if event.anchor is not None:
-            self._anchors[event.anchor] = None  # not made yet
+        self._add(node, 1)
+        self._made[id(node)] = None
+        if not self._takes(node.tag):
+            raise self._wrong(node, f"has a tag, {node.tag!r}: only plain data is read")
         items: dict[object, Lines] = {}
-        if isinstance(event, yaml.ScalarEvent):
-            value = self._scalar(event)
-            self._note(event, path, value)
-        elif event.tag not in {None, "!"} and not self._takes(event.tag):
-            raise self._wrong(event, f"has a tag, {event.tag!r}: only plain data is read")
-        elif isinstance(event, yaml.SequenceStartEvent):
-            value = self._list(path, items)
+        value: Any
+        if isinstance(node, yaml.ScalarNode):
+            value = self._scalar(node, path)
+        elif isinstance(node, yaml.SequenceNode):
+            value = []
+            for index, each in enumerate(node.value):
+                item, below = self._value(each, (*path, index))
+                items[index] = Lines(_line(each), below)
+                value.append(item)
         else:
-            value = self._mapping(path, items)
-        if event.anchor is not None:
-            self._anchors[event.anchor] = _Anchored(value, items, self._count - before)
+            value = self._mapping(node, path, items)
+        self._made[id(node)] = _Made(value, items, self._count - before)
         return value, items
 
-    def _alias(self, event: Any) -> tuple[Any, dict[object, Lines]]:
-        anchored = self._anchors.get(event.anchor)
-        if anchored is None and event.anchor in self._anchors:
-            raise self._wrong(event, f"holds itself: *{event.anchor} stands within &{event.anchor}")
-        if anchored is None:
-            raise self._wrong(event, f"has no &{event.anchor} for *{event.anchor}", _STAR)
-        self._add(event, anchored.size)
-        return anchored.value, anchored.items
-
-    def _add(self, event: Any, count: int) -> None:
+    def _add(self, node: Any, count: int) -> None:
         self._count += count
         if self._count > MOST_VALUES:
-            raise self._wrong(event, f"comes to more than {MOST_VALUES} values")
+            raise self._wrong(node, f"comes to more than {MOST_VALUES} values")
 
-    def _list(self, path: tuple[Any, ...], lines: dict[object, Lines]) -> list[Any]:
-        values: list[Any] = []
-        while not isinstance(event := next(self._events), yaml.SequenceEndEvent):
-            value, items = self._value(event, (*path, len(values)))
-            lines[len(values)] = Lines(_line(event), items)
-            values.append(value)
-        return values
-
-    def _mapping(self, path: tuple[Any, ...], lines: dict[object, Lines]) -> dict[Any, Any]:
+    def _mapping(
+        self, node: Any, path: tuple[Any, ...], lines: dict[object, Lines]
+    ) -> dict[Any, Any]:
         values: dict[Any, Any] = {}
         merged: dict[Any, tuple[Any, Lines]] = {}
-        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
-            if isinstance(event, yaml.ScalarEvent) and _is_merge(event):
-                self._add(event, 1)
+        for name, item in node.value:
+            if name.tag == f"{_STANDARD}merge":
                 # of several the last wins
-                merged |= self._merged(event, (*path, "<<"))
+                merged |= self._merged(name, item, (*path, "<<"))
                 continue
-            key = self._key(event, path)
+            key, _ = self._value(name, (*path, name.value))
+            if isinstance(key, (dict, list)):
+                raise self._wrong(name, "has a key that is not a plain value")
             if key in values and type(key) in {type(each) for each in values if each == key}:
                 shown, first = shorten(repr(key), 80), lines[key].line
-                raise self._wrong(event, f"has the key {shown} of line {first} a second time")
-            below = (*path, key)
-            values[key], items = self._value(next(self._events), below)
-            lines[key] = Lines(_line(event), items)
+                raise self._wrong(name, f"has the key {shown} of line {first} a second time")
+            values[key], below = self._value(item, (*path, key))
+            lines[key] = Lines(_line(name), below)
         for key, (_, place) in merged.items():
             lines.setdefault(key, place)
         return {**{key: value for key, (value, _) in merged.items()}, **values}
 
-    def _key(self, event: Any, path: tuple[Any, ...]) -> Any:
-        if isinstance(event, yaml.AliasEvent) and self._as_hydra:
-            key, _ = self._alias(event)
-            if not isinstance(key, (dict, list)):
-                return key
-        if not isinstance(event, yaml.ScalarEvent):
-            raise self._wrong(event, "has a key that is not a plain value")
-        self._add(event, 1)
-        key = self._scalar(event)
-        self._note(event, (*path, key), key)
-        if event.anchor is not None:
-            self._anchors[event.anchor] = _Anchored(key, {}, 1)
-        return key
-
-    def _merged(self, event: Any, path: tuple[Any, ...]) -> dict[Any, tuple[Any, Lines]]:
+    def _merged(self, name: Any, node: Any, path: tuple[Any, ...]) -> dict[Any, tuple[Any, Lines]]:
         """Return what a ``<<`` brings in, with its lines; of several mappings the first wins."""
         if not self._as_hydra:
-            raise self._wrong(event, "merges mappings (<<): write them out")
-        value, items = self._value(next(self._events), path)
+            raise self._wrong(name, "merges mappings (<<): write them out")
+        value, items = self._value(node, path)
         several = isinstance(value, list)
         found: dict[Any, tuple[Any, Lines]] = {}
         for index, each in enumerate(value if several else [value]):
             if not isinstance(each, dict):
-                raise self._wrong(event, "merges (<<) what is not a mapping")
+                raise self._wrong(name, "merges (<<) what is not a mapping")
             lines = items[index].items if several else items
             for key in each:
                 found.setdefault(key, (each[key], lines.get(key, NO_LINES)))
         return found
 
-    def _scalar(self, event: Any) -> Any:
-        if event.tag in _TEXT or (event.tag is None and not event.implicit[0]):
-            return event.value
-        tag = event.tag
-        if tag is not None and not self._takes(tag):
-            raise self._wrong(event, f"has a tag, {tag!r}: only plain data is read")
-        if tag is None:
-            tag = self._resolver.resolve(yaml.ScalarNode, event.value, (True, False))
-        if tag.rpartition(":")[2] not in {"int", "float", "bool", "null"}:
-            return event.value  # dates among them
-        try:
-            if len(event.value) <= _LONGEST_NUMBER:
-                return self._constructor.construct_object(yaml.ScalarNode(tag, event.value))
-        except (ValueError, OverflowError, LookupError):
-            pass
-        raise self._wrong(event, "has a number that cannot be read", "quote it")
+    def _scalar(self, node: Any, path: tuple[Any, ...]) -> Any:
+        kind, text = node.tag.rpartition(":")[2], node.value
+        if kind not in {"int", "float", "bool", "null"}:
+            return text  # dates among them
+        value: Any = _TOO_LONG
+        if len(text) <= _LONGEST_NUMBER:
+            with contextlib.suppress(ValueError, OverflowError, LookupError):
+                value = self._constructor.construct_object(yaml.ScalarNode(node.tag, text))
+        if value is _TOO_LONG:
+            raise self._wrong(node, "has a number that cannot be read", "quote it")
+        if ":" in text and kind in {"int", "float"}:
+            self._sexagesimals.append(Sexagesimal(path, _line(node), text, value))
+        return value
 
     def _takes(self, tag: str) -> bool:
-        if not self._as_hydra or not tag.startswith(_STANDARD):
-            return False
-        return tag.startswith(_PATHS) or not tag.startswith(f"{_STANDARD}python/")
+        kind = tag.removeprefix(_STANDARD)
+        if self._as_hydra and kind != tag:
+            return tag.startswith(_PATHS) or not kind.startswith("python/")
+        return kind in _PLAIN
 
-    def _note(self, event: Any, path: tuple[Any, ...], value: Any) -> None:
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if is_number and ":" in event.value:
-            self._sexagesimals.append(Sexagesimal(path, _line(event), event.value, value))
-
-    def _wrong(self, event: Any, message: str, hint: str = "") -> ConfigError:
-        return wrong(self._file, _line(event), message, hint, code="yaml")
-
-
-def _is_merge(event: Any) -> bool:
-    if event.tag is not None:
-        return bool(event.tag == f"{_STANDARD}merge")
-    return bool(event.value == "<<" and event.implicit[0])
+    def _wrong(self, node: Any, message: str, hint: str = "") -> ConfigError:
+        return wrong(self._file, _line(node), message, hint, code="yaml")
 
 
 def _line(event: Any) -> int:

@@ -39,7 +39,7 @@ def annotated(plan: Mapping[str, Any], comment: Callable[[Path], str]) -> list[A
     lines = [AnnotatedLine(text) for text in dump_yaml(plan).splitlines()]
     found = lines_of("\n".join(line.text for line in lines))
     for path, _ in leaf_items(plan):
-        number = found.at(path)
+        number = found.nearest(path) if found.items else 0
         text = comment(path)
         if number and text:
             line = lines[number - 1].text

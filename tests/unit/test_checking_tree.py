@@ -48,7 +48,7 @@ both:
     path = tmp_path / "f.yaml"
     path.write_text(text)
     assert read(text).data == OmegaConf.to_container(OmegaConf.load(path))
-    assert read(text).document.lines.at(("one",)) == 4
+    assert read(text).document.lines.nearest(("one",)) == 4
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ both:
         ("a: 1\nb: [\n", "f.yaml:3: is not valid YAML"),
         ("a: 1\nb: 2\na: 3\n", "f.yaml:3: has the key 'a' of line 1 a second time [yaml]"),
         ("a: !!python/object/apply:os.system [x]\n", "has a tag"),
-        ("a: 1\n---\nb: 2\n", "holds more than one document [yaml]"),
+        ("a: 1\n---\nb: 2\n", "found another document [yaml]"),
         ("a: " + "[" * 500 + "]" * 500, "is nested more than"),
         ("? [a]\n: 1\n", "has a key that is not a plain value [yaml]"),
         ("a: {<<: 3}\n", "merges (<<) what is not a mapping [yaml]"),

@@ -78,7 +78,7 @@ def test_a_file_that_allows_nothing_by_mistake(text: str) -> None:
     [
         ("allow:\n  programs: [*]\n", "p.yaml:2: is not valid YAML"),
         ("allow:\n  entrypoints: [*.py]\n", "quote a pattern that begins with *"),
-        ("allow:\n  entrypoints: [*a]\n", "has no &a for *a; quote a pattern that begins"),
+        ("allow:\n  entrypoints: [*a]\n", "found undefined alias 'a'; quote a pattern that begins"),
         ("allow: !!python/object/apply:os.system [id]\n", "p.yaml:1: has a tag"),
         ("allow: {}\nallow: {programs: [sh]}\n", "p.yaml:2: has the key 'allow' of line 1"),
     ],
