@@ -35,9 +35,18 @@ from lllaunch.config.fields import (
 )
 from lllaunch.config.kinds import Kind, Node, read_fields
 from lllaunch.config.nodes import AUTO, read_nnodes
-from lllaunch.config.read import BACKEND, Reader, asks_for_cluster, node_of_cluster
+from lllaunch.config.read import BACKEND, Reader, node_of_cluster
 from lllaunch.config.read import CLUSTER as KEY
-from lllaunch.config.tree import BROKEN, Tree, Withheld, conceal, has_secrets, leaf_items, reveal
+from lllaunch.config.tree import (
+    BROKEN,
+    Tree,
+    Withheld,
+    conceal,
+    has_secrets,
+    leaf_items,
+    reveal,
+    written_key,
+)
 from lllaunch.config.values import parse_duration
 from lllaunch.errors import Diagnostic, Unfit
 from lllaunch.macros import names_in
@@ -353,14 +362,13 @@ def read_cluster(
     ``reviewed``: nothing is submitted, and variables that are not set are empty. ``users_own`` is
     as for `asks_for_cluster`.
     """
-    if not asks_for_cluster(cfg, users_own=users_own):
+    node = node_of_cluster(cfg, users_own=users_own)
+    if node is None:
         tree = reader.read(cfg, KEY) if strict else None
         if tree is not None and tree is not BROKEN:
             hint = f"{_HOW}; or give the key another name"
             findings.add(KEY, tree, Unfit(f"a cluster (backend: {BACKEND}, ...)", hint, code=KEY))
         return None
-    node = node_of_cluster(cfg)
-    assert node is not None
     own = _Reviewed() if reviewed else Findings()
     names: list[Any] = [name for name in node if name not in IGNORED]
     found = _read(reader.read_items(node, KEY, names), own)
@@ -383,7 +391,7 @@ def _read(items: dict[str, Tree], findings: Findings) -> ClusterNode:
     for path, leaf in leaf_items(items):
         if names_in(reveal(leaf), bare=False):
             message = "asks for a worker's fact, and no worker is there yet"
-            findings.add(_dotted((KEY, *path)), leaf, Unfit(message=message, code=KEY))
+            findings.add(written_key((KEY, *path)), leaf, Unfit(message=message, code=KEY))
             items[path[0]] = BROKEN
     tree = items.pop("backend", None)
     if tree is not BROKEN and reveal(tree) != BACKEND:
@@ -513,8 +521,3 @@ CLUSTER_DEFAULTS: Mapping[str, Any] = _OWN.write(Cluster())
 
 def _is_null(tree: Tree) -> bool:
     return tree is not BROKEN and reveal(tree) is None
-
-
-def _dotted(path: tuple[Any, ...]) -> str:
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-    return text.removeprefix(".")

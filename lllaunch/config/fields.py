@@ -15,7 +15,16 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from lllaunch.config.tree import BROKEN, Tree, Withheld, has_secrets, leaves, reveal, show
+from lllaunch.config.tree import (
+    BROKEN,
+    Tree,
+    Withheld,
+    has_secrets,
+    leaf_items,
+    reveal,
+    show,
+    written_key,
+)
 from lllaunch.errors import Code, ConfigError, Diagnostic, Unfit
 from lllaunch.launch_settings import KEYS, PER_WORKER
 from lllaunch.macros import WORKER_NAMES, names_in
@@ -27,17 +36,9 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
     Nothing is near a word of more than 100 characters.
     """
-    near = nearest(word, choices)
-    return f"did you mean {near!r}?" if near else ""
-
-
-def nearest(word: str, choices: Iterable[str]) -> str:
-    """Return the nearest of all choices, or an empty string; as `did_you_mean` has it."""
-    if len(word) > 100:
-        return ""
-    by_lower = {choice.lower(): choice for choice in choices}
+    by_lower = {choice.lower(): choice for choice in choices} if len(word) <= 100 else {}
     near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[near[0]] if near else ""
+    return f"did you mean {by_lower[near[0]]!r}?" if near else ""
 
 
 def one_of(words: Iterable[str]) -> str:
@@ -149,10 +150,7 @@ def mapping_items(
         expected = f"a mapping of {of} ({', '.join(names)})"
         findings.add(key, tree, Unfit(expected, hint(reveal(tree)), code="type"))
         tree = None
-    return known_items(tree or {}, key, names, synonyms, findings, explained or {})
-
-
-_NONE: Mapping[str, str] = {}
+    return known_items(tree or {}, key, names, synonyms, findings, explained)
 
 
 def known_items(
@@ -161,7 +159,7 @@ def known_items(
     names: Collection[str],
     synonyms: Mapping[str, str],
     findings: Findings,
-    explained: Mapping[str, str] = _NONE,
+    explained: Mapping[str, str] | None = None,
     otherwise: str = "",
 ) -> dict[str, Tree]:
     """Return the items of a mapping that are settings; the others are problems.
@@ -175,7 +173,7 @@ def known_items(
         word = str(name).lower().replace("-", "_")
         known = word if word in names else synonyms.get(word)
         hint = f"did you mean {known!r}?" if known else did_you_mean(word, names)
-        hint = explained.get(str(name)) or hint or otherwise
+        hint = (explained or {}).get(str(name)) or hint or otherwise
         findings.add_about(f"{key}.{name}", "unknown setting", hint, code="unknown-key")
     findings.count += len(unknown[MOST_PROBLEMS:])
     return {name: item for name, item in node.items() if name in names}
@@ -189,8 +187,6 @@ _REFUSED_SIGNALS = {
 _SIGNAL = "the name of a signal (SIGTERM, SIGINT, ...)"
 _BARE_NAME = re.compile(r"\$\{(\w+)\}", re.ASCII)
 _MOST_RESTARTS = 1_000_000
-UNLOCKED: bool | str = False
-"""What `read_locked` makes of nothing."""
 
 
 def read_text(value: object) -> str:
@@ -398,8 +394,8 @@ class Settings:
 
     def _check_worker_names(self, name: str) -> None:
         tree, key = self._tree[name], self.key_of(name)
-        for where, leaf in leaves(tree, key):
-            names = names_in(reveal(leaf), bare=False)
+        for path, leaf in leaf_items(tree):
+            where, names = written_key((key, *path)), names_in(reveal(leaf), bare=False)
             if name in PER_WORKER:
                 for each in sorted(names - {*WORKER_NAMES}):
                     self.findings.add(where, leaf, no_such_name(each))

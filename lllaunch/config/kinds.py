@@ -31,7 +31,7 @@ from lllaunch.config.fields import (
     read_text,
 )
 from lllaunch.config.schema import DEFAULT_PRESET
-from lllaunch.config.tree import BROKEN, Tree, reveal, show
+from lllaunch.config.tree import BROKEN, Tree, reveal
 from lllaunch.config.values import (
     format_duration,
     format_size,
@@ -160,17 +160,13 @@ _CAUSES = f"a list of causes ({', '.join(RESTART_CAUSES)})"
 
 
 def _read_causes(tree: Tree, key: str, findings: Findings) -> frozenset[RestartCause] | None:
-    before = findings.count
-    plain = reveal(tree)
-    if plain is False:
+    if reveal(tree) is False:
         return frozenset()
-    if plain is None or plain is True or plain == "" or isinstance(plain, dict):
-        findings.add(key, tree, Unfit(_CAUSES, "write all or none", code="choice"))
-        return None
+    before = findings.count
     read = partial(read_choice, choices=(*RESTART_CAUSES, "all", "none"))
     causes = {*read_each(tree, key, findings, read)}
-    if "none" in causes and len(causes) > 1:
-        findings.add(key, tree, Unfit("causes or 'none', not both", code="choice"))
+    if findings.count == before and (not causes or ("none" in causes and len(causes) > 1)):
+        findings.add(key, tree, Unfit(_CAUSES, "write all or none", code="choice"))
     if findings.count > before or tree is BROKEN:
         return None
     if "all" in causes:
@@ -218,8 +214,7 @@ def _read_restart(tree: Tree, key: str, findings: Findings) -> RestartPolicy:
         # what is left is not compared with a default that nobody chose
         return RestartPolicy()
     if policy.delay > policy.max_delay:
-        longest = show(tree.get("max_delay", format_duration(policy.max_delay)))
-        message = f"is more than {key}.max_delay, which is {longest}"
+        message = f"is more than {key}.max_delay, {format_duration(policy.max_delay)}"
         unfit = Unfit(message=message, hint="set max_delay as well", code="duration")
         findings.add(f"{key}.delay", tree["delay"], unfit)
     return policy

@@ -259,25 +259,19 @@ def asks_for_cluster(cfg: DictConfig, *, users_own: bool = False) -> bool:
     There ``backend`` must be written out, and be one that we have; else it is enough that the key
     exists.
     """
-    node = node_of_cluster(cfg)
-    if node is None:
-        return False
-    try:
-        plain: Any = OmegaConf.to_container(node, resolve=False)
-    except Exception:  # noqa: BLE001 - see `node_of_cluster`
-        return False
-    if not isinstance(plain, dict) or "backend" not in plain:
-        return False
-    return not users_own or plain["backend"] == BACKEND
+    return node_of_cluster(cfg, users_own=users_own) is not None
 
 
-def node_of_cluster(cfg: DictConfig) -> DictConfig | None:
-    """The node ``cluster`` of a config, whatever it holds; None if there is none."""
+def node_of_cluster(cfg: DictConfig, *, users_own: bool = False) -> DictConfig | None:
+    """The node ``cluster`` of a config, if `asks_for_cluster` says that it is ours."""
     try:
         node = OmegaConf.select(cfg, CLUSTER)
+        plain: Any = _raw(node) if isinstance(node, DictConfig) else None
     except Exception:  # noqa: BLE001 - whatever OmegaConf and users' resolvers raise
         return None
-    return node if isinstance(node, DictConfig) else None
+    if not isinstance(plain, dict) or "backend" not in plain:
+        return None
+    return None if users_own and plain["backend"] != BACKEND else node
 
 
 _LEFT_OUT = ("hydra", "launch")

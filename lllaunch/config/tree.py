@@ -85,18 +85,6 @@ def escape(text: str) -> str:
     return _INTERPOLATION.sub(escaped, text)
 
 
-def leaves(tree: Tree, key: str) -> Iterator[tuple[str, Tree]]:
-    """Every leaf with its dotted key, depth first; an empty dict or list has none."""
-    if isinstance(tree, dict):
-        for name, item in tree.items():
-            yield from leaves(item, f"{key}.{name}")
-    elif isinstance(tree, list):
-        for index, item in enumerate(tree):
-            yield from leaves(item, f"{key}[{index}]")
-    else:
-        yield key, tree
-
-
 def leaf_items(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
     """Every leaf of plain data with its path, depth first; an empty container counts as one."""
     waiting = [(path, node)]
@@ -133,6 +121,12 @@ def dotted(path: Sequence[object]) -> str:
     return _INDEX.sub(r".\1", key).lstrip(".") if "[" in key else key
 
 
+def written_key(path: Sequence[object]) -> str:
+    """The dotted key of a path, with the indices of lists in brackets: ``a[0].b``."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    return "".join(parts).removeprefix(".")
+
+
 def parts_of(key: str) -> list[str]:
     """The parts of a dotted key: ``a[b].c`` has three."""
     return dotted([key]).split(".") if key else []
@@ -140,7 +134,7 @@ def parts_of(key: str) -> list[str]:
 
 def has_secrets(tree: Tree) -> bool:
     """Whether a part of it is withheld."""
-    return any(isinstance(leaf, Withheld) for _, leaf in leaves(tree, ""))
+    return any(isinstance(leaf, Withheld) for _, leaf in leaf_items(tree))
 
 
 def show(tree: Tree) -> str:

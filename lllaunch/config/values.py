@@ -416,13 +416,12 @@ def count_gpus(
     Raises:
         Unfit: the driver cannot be asked, or the names are no names; the text says why.
     """
-    if pretended is not None:
-        try:
-            return len(pretended_gpus(pretended, visible))
-        except ValueError as error:
-            detail = f"{PRETEND}: expected {error}, got {pretended!r}"
-            raise Unfit(message="cannot be counted", detail=detail, code="gpus") from error
     try:
-        return driver.count_gpus(visible, nvml)
+        if pretended is None:
+            return driver.count_gpus(visible, nvml)
+        return len(pretended_gpus(pretended, visible))
     except driver.GpusUnknown as unknown:
         raise Unfit(message=str(unknown), code="gpus") from unknown
+    except ValueError as error:
+        detail = f"{PRETEND}: expected {error}, got {pretended!r}"
+        raise Unfit(message="cannot be counted", detail=detail, code="gpus") from error

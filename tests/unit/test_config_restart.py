@@ -81,10 +81,11 @@ restart: {"on": hng}
     launch.restart.on: expected failure, signal, oom, hang, timeout, node, preflight, all or none,
     got 'hng'; did you mean 'hang'? [choice]
 restart: {"on": [hang, none]}
-    launch.restart.on: expected causes or 'none', not both, got ['hang', 'none'] [choice]
+    launch.restart.on: expected a list of causes (failure, signal, oom, hang, timeout, node,
+    preflight), got ['hang', 'none']; write all or none [choice]
 restart: {delay: 10s, max_delay: 5}
-    launch.restart.delay: '10s' is more than launch.restart.max_delay, which is 5; set max_delay as
-    well [duration]
+    launch.restart.delay: '10s' is more than launch.restart.max_delay, 5s; set max_delay as well
+    [duration]
 restart: {reset_on: checkpoint}
     launch.restart.reset_on: expected progress or null, got 'checkpoint' [choice]
 restart: {dealy: 3}
