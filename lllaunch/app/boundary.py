@@ -24,7 +24,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 from hydra.errors import (
@@ -38,7 +38,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lllaunch.app.command_line import quoted
 from lllaunch.config.fields import did_you_mean
 from lllaunch.config.read import watching
-from lllaunch.errors import ConfigError, LaunchError
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.hydra_compat import HydraMessage, QuietReturn, Seam, replaced
 from lllaunch.interrupts import ENDING
@@ -46,10 +46,6 @@ from lllaunch.linux.cgroup import shortage
 from lllaunch.run.files import relative_path, working_directory
 from lllaunch.secret_names import Redactor
 from lllaunch.text import visible
-
-if TYPE_CHECKING:
-    from lllaunch.errors import Diagnostic
-
 
 _open: list[list[str]] = []
 
@@ -289,13 +285,28 @@ def _wants_full_errors() -> bool:
     return os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
-def expect_bounded(path: str) -> None:
-    """Raise if the aliases of a config file come to more than memory holds."""
+# nodes or a time that YAML reads as a number of base 60
+_UNQUOTED = re.compile(rb"^[^#\n]*\b(nnodes|time): *(\d+(?::\d+)+) *(?=[,}#\n]|$)", re.MULTILINE)
+
+
+def expect_readable(path: str) -> None:
+    """Raise if the aliases of a config file come to more than memory holds, or a value is misread.
+
+    After YAML ``nnodes: 1:4`` is no other than ``nnodes: 64``.
+    """
     try:
         with open(path, "rb") as file:
             data = file.read()
     except OSError:
         return  # Hydra says why
+    found = _UNQUOTED.search(data)
+    # a time of the user's own may be anything
+    if found is not None and (found[1] == b"nnodes" or b"cluster" in data + os.fsencode(path)):
+        line = data.count(b"\n", 0, found.start(1)) + 1
+        place = (relative_path(path, working_directory()), line)
+        value, message = found[2].decode(), "is a number of base 60 to YAML"
+        problem = Diagnostic("base-60", found[1].decode(), value, message, "quote it", *place)
+        raise ConfigError((problem,))
     if b"&" not in data or b"*" not in data:
         return
     from lllaunch.config.document import parse  # noqa: PLC0415 - of such a file only

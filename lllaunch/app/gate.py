@@ -25,7 +25,7 @@ from msgspec import structs
 from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from lllaunch.app.boundary import expect_bounded
+from lllaunch.app.boundary import expect_readable
 from lllaunch.app.configs import PACKAGED, experiment_name, job_name, words_of
 from lllaunch.app.planning import locating
 from lllaunch.config.schema import PRESET_KEYS, PRESET_NAMES
@@ -234,7 +234,7 @@ class GuardedLoader(WatchedLoader):
         super().__init__(config_search_path)
         self._looks = not reviewing
         self.repository = BoundedRepository(
-            config_search_path, expect_bounded, self.look_at_search_path
+            config_search_path, expect_readable, self.look_at_search_path
         )
 
     def load_configuration(

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import pickle
-import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 from hydra import version
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from msgspec.structs import replace
-from omegaconf import OmegaConf
 
 from lllaunch.app.configs import DIRECTORY, given_overrides
-from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
-from lllaunch.files import read_text
-from lllaunch.run.files import is_below, relative_path
+from lllaunch.errors import Diagnostic, LaunchError, OutputError
+from lllaunch.run.files import is_below
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -104,37 +99,7 @@ def plan_job(
         searched=searched if conf in searched else [*searched, f"{conf} (not there)"],
         **known,
     )
-    spec = resolve(cfg, around)
-    expect_quoted(cfg)
-    return spec
-
-
-# The least number that YAML makes of MIN:MAX: 1:1.
-_SEXAGESIMAL = 61
-
-
-def expect_quoted(cfg: DictConfig) -> None:
-    """Raise if YAML took text for a number of base 60: ``nnodes: 1:4`` for 64.
-
-    Only the files that the config is made of can tell it from a number that somebody wrote.
-    """
-    node: Any = HydraConfig.get()
-    groups = [f"{group.partition('@')[0]}/{name}" for group, name in node.runtime.choices.items()]
-    names = [f"{str(name).removesuffix('.yaml')}.yaml" for name in (node.job.config_name, *groups)]
-    for key in ("launch.nnodes", "cluster.time"):
-        count = OmegaConf.select(cfg, key, throw_on_resolution_failure=False)
-        if not isinstance(count, int) or count < _SEXAGESIMAL:
-            continue
-        written = re.compile(rf"\b{key.rpartition('.')[2]}: *(\d+(?::\d+)+)")
-        for source, name in itertools.product(node.runtime.config_sources, names):
-            path = os.path.join(source.path, name)
-            for number, line in enumerate((read_text(path) or "").splitlines(), start=1):
-                found = written.search(line)
-                if found is not None and yaml.safe_load(found[1]) == count:
-                    message = f"is {found[1]} as YAML reads it without quotes"
-                    place = (relative_path(path, os.getcwd()), number)
-                    problem = Diagnostic("base-60", key, str(count), message, "quote it", *place)
-                    raise ConfigError((problem,))
+    return resolve(cfg, around)
 
 
 def perform(

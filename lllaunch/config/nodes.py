@@ -53,11 +53,7 @@ SYNONYMS = {
     "rdzv_conf": "conf",
     "master_addr": "endpoint",
     "local_addr": "interface",
-    "read_timeout": "timeout",
-    "nnodes": "launch.nnodes",
-    "node_rank": "launch.node_rank",
 }
-_EXPLAINED = dict.fromkeys(("port", "master_port"), "it is a part of endpoint: host:port")
 
 PORTS: Mapping[RdzvBackend, int] = {"static": 29500, "c10d": 29400, "etcd-v2": 2379}
 """Of an endpoint without one: torch's own, and for ``static`` that of torchrun's --master-port."""
@@ -268,25 +264,19 @@ def read_nnodes(value: object) -> Literal["auto"] | tuple[int, int]:
     try:
         return parse_nnodes(value)
     except Unfit as unfit:
-        if isinstance(value, str) and word.isalpha():
-            raise Unfit(_COUNT, did_you_mean(word, [AUTO]), code="nodes") from None
         general = unfit.expected.startswith("a number of nodes (")
         expected = _COUNT if general else unfit.expected
-        raise Unfit(expected, unfit.hint, unfit.detail, code=unfit.code) from None
+        hint = unfit.hint or did_you_mean(word, [AUTO])
+        raise Unfit(expected, hint, unfit.detail, code=unfit.code) from None
 
 
 def _read_rdzv(settings: Settings) -> _Said:
-    tree, key, findings = _tree(settings), settings.key_of("rdzv"), settings.findings
-    items = mapping_items(*(tree, key, RDZV, SYNONYMS, findings), hint=_meant, explained=_EXPLAINED)
+    key, findings = settings.key_of("rdzv"), settings.findings
+    items = mapping_items(_tree(settings), key, RDZV, SYNONYMS, findings)
     values = read_fields(RDZV, items, key, findings)
     if "conf" not in values:
         return values
     conf, times = values["conf"]
-    for name, seconds in times.items():
-        if values.get(name, seconds) != seconds:
-            message = f"says another {name} than {key}.{name}"
-            unfit = Unfit(message=message, hint="leave one of them out", code="nodes")
-            findings.add(f"{key}.conf", items["conf"], unfit)
     return {**times, **values, "conf": conf}
 
 
@@ -295,25 +285,11 @@ def _tree(settings: Settings) -> Tree:
     return settings["rdzv"] if settings.is_given("rdzv") else None
 
 
-def _meant(value: object) -> str:
-    if not isinstance(value, str):
-        return ""
-    name = "backend" if value in RDZV_BACKENDS else "endpoint"
-    return f"did you mean {{{name}: {value}}}?"
-
-
 def _split(conf: Mapping[str, _Value]) -> tuple[dict[str, _Value], dict[str, float]]:
     """Return torch's settings without those that have a place of their own, and these."""
-    rest: dict[str, _Value] = {}
-    times: dict[str, float] = {}
-    for name, value in conf.items():
-        if name not in _TIMEOUTS:
-            rest[name] = value
-            continue
-        seconds = _read_time(value)
-        if times.setdefault(_TIMEOUTS[name], seconds) != seconds:
-            raise Unfit(message="says two timeouts", hint="leave one of them out", code="nodes")
-    return rest, times
+    rest = {name: value for name, value in conf.items() if name not in _TIMEOUTS}
+    known = conf.items() - rest.items()
+    return rest, {_TIMEOUTS[name]: _read_time(value) for name, value in known}
 
 
 _read_time = partial(parse_duration, zero=False)

@@ -137,22 +137,19 @@ def read_env_per_rank(
         expected = "a mapping of local ranks to variables (0: {NAME: value})"
         findings.add(key, tree, Unfit(expected, code="type"))
         return {}
-    env: dict[range, dict[str, Tree]] = {}
+    env: list[tuple[range, dict[str, Tree]]] = []
     for ranks, variables in tree.items():
         where = f"{key}.{ranks}"
         numbers = findings.attempt(where, ranks, partial(_ranks, nproc=nproc))
         own = read_env(variables, where, findings)
-        if numbers in env:
-            findings.add(key, ranks, Unfit("each rank at most once", code="ranks"))
-        elif numbers is not None:
-            env[numbers] = own
-    shared = overlap(list(env))
+        env += [] if numbers is None else [(numbers, own)]
+    shared = overlap([ranks for ranks, _ in env])
     if shared:
         first, second = (write_range(ranks) for ranks in shared)
         findings.add_about(
             key, f"expected each rank at most once, got {first} and {second}", code="ranks"
         )
-    return dict(sorted(env.items(), key=lambda item: item[0].start))
+    return dict(sorted(env, key=lambda item: item[0].start))
 
 
 def _ranks(value: object, nproc: int | None) -> range:

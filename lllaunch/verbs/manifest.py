@@ -25,7 +25,7 @@ from omegaconf import OmegaConf
 from lllaunch.app.compose import Composition, ConfigRequest, Reviewed, located, review_run
 from lllaunch.app.configs import unlocked
 from lllaunch.app.gate import admit
-from lllaunch.app.planning import expect_quoted, locating
+from lllaunch.app.planning import locating
 from lllaunch.config.plan import plan_node
 from lllaunch.config.read import watching
 from lllaunch.errors import ConfigError, Diagnostic
@@ -156,7 +156,6 @@ def _problem(key: str, value: str, message: str, hint: str = "") -> Diagnostic:
 
 def _nodes(config: DictConfig) -> int:
     """Return the number of nodes that a config says."""
-    expect_quoted(config)
     count = OmegaConf.select(config, "launch.nnodes", throw_on_resolution_failure=False)
     if isinstance(count, int | None):
         return 1 if count is None else count

@@ -175,7 +175,7 @@ MISTAKES = """
     leave out tcp:// [endpoint]
 {rdzv: 'host0:29500'}
     rdzv: expected a mapping of settings (backend, endpoint, id, conf, interface, timeout,
-    join_timeout), got 'host0:29500'; did you mean {endpoint: host0:29500}? [type]
+    join_timeout), got 'host0:29500' [type]
 {rdzv: {conf: {is_host: true}}}
     rdzv.conf: expected settings that have no place of their own, got {is_host: true}; leave
     is_host out: the node with launch.node_rank 0 is the host [nodes]

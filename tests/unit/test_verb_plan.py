@@ -187,8 +187,8 @@ def test_a_range_of_nodes_without_quotes_is_told_from_a_number(
     ended = plan("--json", "+exp=wide")
     assert ended.code == 2
     assert ended.err == (
-        "lllaunch: conf/exp/wide.yaml:4: launch.nnodes: 64 is 1:4 as YAML reads it without quotes; "
-        "quote it [base-60]\n"
+        "lllaunch: conf/exp/wide.yaml:4: nnodes: 1:4 is a number of base 60 to YAML; quote it "
+        "[base-60]\n"
     )
     for words, nodes in ((("+exp=many",), 64), (("+exp=many", "launch.nnodes=1:4"), "1:4")):
         assert json.loads(plan("--json", *words).out)["launch"]["nnodes"] == nodes
