@@ -82,11 +82,6 @@ _FORMS = {
     "-m": re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*"),
     "-r": re.compile(r"[\d:,]+"),
 }
-# What may precede torchrun's options.
-_TORCHRUN = [
-    ["torchrun"],
-    *([each, "-m", "torch.distributed.run"] for each in ("python", "python3")),
-]
 _FUNCTION = re.compile(r"[\w.]+:[\w.]+")
 
 
@@ -226,8 +221,8 @@ class _Reader:
         self._flags = flags
         plain = False
         while self.left:
-            if start := next((each for each in _TORCHRUN if self.left[: len(each)] == each), []):
-                del self.left[: len(start)]
+            if self.left[0] == "torchrun":
+                del self.left[0]
             word = self.left[0] if self.left else ""
             if word[:1] == "~" or ("=" in word and word[0] not in "./-"):
                 self.overrides.append(self.left.pop(0))

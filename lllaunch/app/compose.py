@@ -47,6 +47,7 @@ from lllaunch.config.origins import Origins, origins
 from lllaunch.config.plan import SOURCES, hash_of, portable_plan
 from lllaunch.config.secrets import safe_source
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
+from lllaunch.exit_codes import ExitCode
 from lllaunch.hydra_compat import BASIC_SWEEPER, Callbacks, create_automatic_config_search_path
 from lllaunch.review.allow import with_hydra
 from lllaunch.review.annotated import OriginAnnotator
@@ -59,10 +60,11 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class ComposeFailed(LaunchError):
-    """Hydra cannot compose a config; ``message`` is its ``reason`` in lllaunch's words, if any."""
+    """A run cannot be composed; ``message`` is its ``reason`` in lllaunch's words, if any."""
 
     reason: str
     message: str = ""
+    exit_code: int = ExitCode.ERROR  # type: ignore[misc]
 
     def __str__(self) -> str:
         return self.message or self.reason
@@ -268,17 +270,6 @@ class Reviewed:
         return {"entrypoint": entry, "directories": directories}
 
 
-@dataclass(eq=False)
-class JobRefused(LaunchError):
-    """A job of a sweep cannot run."""
-
-    why: str
-    exit_code: int  # type: ignore[misc]
-
-    def __str__(self) -> str:
-        return self.why
-
-
 def review_run(composed: Composition) -> Reviewed:
     """Decides what a command line would run; what is wrong is a `ConfigError`."""
     config = composed.compose()
@@ -291,7 +282,7 @@ def review_run(composed: Composition) -> Reviewed:
 def review_sweep(composed: Composition) -> list[Reviewed]:
     """Decides what each job of a command line would run.
 
-    What is wrong with the sweep is a `ConfigError`, with a job of it a `JobRefused`.
+    What is wrong with the sweep is a `ConfigError`, with a job of it a `ComposeFailed`.
     """
     master = composed.master()
     key = "hydra.sweeper._target_"
@@ -311,8 +302,8 @@ def review_sweep(composed: Composition) -> list[Reviewed]:
                 with locating(composed.loader, job.whole):
                     spec = composer.plan(job, here=False)
         except LaunchError as error:
-            why = str(error).replace("\n", "\n  ")
-            raise JobRefused(f"{job_name(overrides)}:\n  {why}", error.exit_code) from error
+            why = f"{job_name(overrides)}:\n{error}".replace("\n", "\n  ")
+            raise ComposeFailed(why, exit_code=error.exit_code) from error
         every = [*as_written(master.hydra.overrides.hydra), *overrides]
         origins = functools.cache(functools.partial(composed.origins, every))
         # the first one is shown whole, the others by what differs

@@ -297,11 +297,9 @@ _read_time = partial(parse_duration, zero=False)
 
 def _read_interface(value: object) -> str:
     text = value.strip() if isinstance(value, str) else ""
-    if is_ipv6(text) or re.fullmatch(r"\d+(\.\d+){3}", text):
-        hint = "name the interface, not its address"
-        raise Unfit("the name of a network interface (ib0, eth0)", hint, code="nodes")
-    if not _INTERFACE.fullmatch(text) or not text.isprintable():
-        raise Unfit("the name of a network interface (ib0, eth0)", code="nodes")
+    address = is_ipv6(text) or re.fullmatch(r"\d+(\.\d+){3}", text)
+    if address or not _INTERFACE.fullmatch(text) or not text.isprintable():
+        raise Unfit("the name of a network interface (ib0, eth0), not its address", code="nodes")
     return text
 
 

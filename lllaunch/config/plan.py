@@ -45,15 +45,6 @@ PlanDumper.add_representer(str, _represent_text)
 PlanDumper.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
-def plan_text(spec: LaunchSpec) -> str:
-    """The plan of a run as YAML: the ``launch`` node, decided and redacted, and ``cluster``.
-
-    Keys have a fixed order and there is nothing of the moment in it, so that the same spec always
-    gives the same text.
-    """
-    return dump_yaml(plan_node(spec))
-
-
 def plan_config(spec: LaunchSpec) -> str:
     """The plan of a run as a config that comes to the same plan wherever the project is, as YAML.
 
@@ -157,11 +148,11 @@ def essential(plan: Mapping[str, Any]) -> dict[str, Any]:
     The plan of a run or, under ``jobs``, of the jobs of a sweep, with `MARKS` or `SOURCES` for
     directories; complete, or essential already.
     """
-    return _each_run(
-        plan,
-        lambda launch: _without(launch, _defaults_of(launch)),
-        lambda cluster: _without(cluster, CLUSTER_DEFAULTS),
-    )
+
+    def short(name: str, node: Mapping[str, Any]) -> dict[str, Any]:
+        return _without(node, _defaults_of(node) if name == "launch" else CLUSTER_DEFAULTS)
+
+    return _each_node(plan, short)
 
 
 def complete(plan: Mapping[str, Any], places: PathAliases | None = None) -> dict[str, Any]:
@@ -172,27 +163,25 @@ def complete(plan: Mapping[str, Any], places: PathAliases | None = None) -> dict
     ``places`` is what stands in it for directories, `MARKS` if None.
     """
 
-    def completed(launch: Mapping[str, Any]) -> dict[str, Any]:
-        return _with(launch, _defaults_of(launch, places or MARKS))
-
-    def completed_cluster(cluster: Mapping[str, Any]) -> dict[str, Any]:
-        settings = {name: cluster[name] for name in cluster if name not in CLUSTER_DEFAULTS}
-        known = _with(cluster, CLUSTER_DEFAULTS)
+    def completed(name: str, node: Mapping[str, Any]) -> dict[str, Any]:
+        if name == "launch":
+            return _with(node, _defaults_of(node, places or MARKS))
+        known = _with(node, CLUSTER_DEFAULTS)
+        settings = {name: node[name] for name in node if name not in CLUSTER_DEFAULTS}
         return {**settings, **{name: known[name] for name in CLUSTER_DEFAULTS}}
 
-    return _each_run(plan, completed, completed_cluster)
+    return _each_node(plan, completed)
 
 
-_Change = Callable[[Mapping[str, Any]], dict[str, Any]]
-
-
-def _each_run(plan: Mapping[str, Any], launch: _Change, cluster: _Change) -> dict[str, Any]:
+def _each_node(
+    plan: Mapping[str, Any], change: Callable[[str, Mapping[str, Any]], dict[str, Any]]
+) -> dict[str, Any]:
     if "jobs" in plan:
-        jobs = plan["jobs"].items()
-        return {"jobs": {name: _each_run(job, launch, cluster) for name, job in jobs}}
-    changed = {"launch": launch(plan["launch"])}
-    changed.update({"hydra": plan["hydra"]} if "hydra" in plan else {})
-    return {**changed, "cluster": cluster(plan["cluster"])} if "cluster" in plan else changed
+        return {"jobs": {name: _each_node(job, change) for name, job in plan["jobs"].items()}}
+    changed = {"launch": change("launch", plan["launch"])}
+    if "cluster" in plan:
+        changed["cluster"] = change("cluster", plan["cluster"])
+    return changed | ({"hydra": plan["hydra"]} if "hydra" in plan else {})
 
 
 def _defaults_of(launch: Mapping[str, Any], places: PathAliases | None = None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from lllaunch.config.nodes import HostContext
+from lllaunch.config.plan import dump_yaml, plan_node
 from lllaunch.config.resolve import resolve
 from lllaunch.errors import ConfigError
 from lllaunch.spec import LaunchSpec
@@ -27,6 +28,11 @@ def spec_of(launch: Any = None, root: dict[str, Any] | None = None, **more: Any)
     """
     cfg = OmegaConf.create({"launch": {"entrypoint": "env", **(launch or {})}, **(root or {})})
     return resolve(cfg, HostContext(**{**PLACES, **more}))
+
+
+def plan_text(spec: LaunchSpec) -> str:
+    """The plan of a run as YAML."""
+    return dump_yaml(plan_node(spec))
 
 
 def read_back(text: str, **more: Any) -> LaunchSpec:

@@ -76,7 +76,7 @@ def test_a_flag_may_stand_anywhere_between_overrides() -> None:
         ("--no-python script a", "launch.entrypoint=script 'launch.args=[a]'"),
         ("--no_python --run-path train.py", "launch.entrypoint=train.py"),
         ("torchrun --nproc-per-node=2 train.py", "launch.entrypoint=train.py launch.nproc=2"),
-        ("-q python -m torch.distributed.run -- train.py", "launch.entrypoint=train.py"),
+        ("-q torchrun -- train.py", "launch.entrypoint=train.py"),
         # a sweep of it
         ("-m launch.nproc=1,2 train.py", "-m launch.entrypoint=train.py launch.nproc=1,2"),
         # one node needs none of these

@@ -118,13 +118,13 @@ def test_variables_are_text_or_whole_numbers_in_order() -> None:
 
 NO_VARIABLES = """
 x: {A: true}
-    launch.x.A: expected text, got true; quote it (in a shell NAME="'...'"): YAML may have changed
-    how it was written [variable]
-x: {A: null}
-    launch.x.A: expected text, got null; quote it, or leave the variable out [variable]
-x: {A=B: a}
-    launch.x.A=B: expected the name of a variable, without '=' and NUL characters, got 'A=B'
+    launch.x.A: expected text, got true; quote it (in a shell NAME="'...'"), or leave it out
     [variable]
+x: {A: null}
+    launch.x.A: expected text, got null; quote it (in a shell NAME="'...'"), or leave it out
+    [variable]
+x: {A=B: a}
+    launch.x.A=B: expected the name of a variable, text without '=' and NUL, got 'A=B' [variable]
 x: A=1
     launch.x: expected a mapping of variables (NAME: value), got 'A=1' [type]
 """

@@ -27,14 +27,13 @@ from lllaunch.config.plan import (
     essential,
     plan_config,
     plan_hash,
-    plan_text,
     portable_plan,
 )
 from lllaunch.config.read import public_config
 from lllaunch.errors import ConfigError
 from lllaunch.spec import Cluster, LaunchSpec, Requeue
 from tests.unit import launch_nodes
-from tests.unit.launch_nodes import mistakes
+from tests.unit.launch_nodes import mistakes, plan_text
 
 ROOT = Path(__file__).parents[2]
 SLURM = {

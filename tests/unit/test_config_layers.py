@@ -11,12 +11,12 @@ from omegaconf import OmegaConf
 
 from lllaunch.config.kinds import PRESETS, with_spin
 from lllaunch.config.nodes import HostContext
-from lllaunch.config.plan import plan_text
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import DEFAULT_PRESET, launcher_node, schema_node
 from lllaunch.errors import ConfigError
 from lllaunch.launch_settings import LAUNCH_FIELDS
 from lllaunch.spec import LaunchSpec, RestartPolicy, WatchdogPolicy
+from tests.unit.launch_nodes import plan_text
 
 HERE = str(Path(__file__).parent)
 

@@ -9,12 +9,12 @@ import pytest
 import yaml
 from support.nvml import FakeNvml
 
-from lllaunch.config.plan import plan_node, plan_text
+from lllaunch.config.plan import plan_node
 from lllaunch.config.schema import schema_node
 from lllaunch.secret_names import Redactor
 from lllaunch.spec import Preflight, Resources
 from lllaunch.sweep.pool import Need, need_of
-from tests.unit.launch_nodes import complaints, mistakes, read_back, spec_of
+from tests.unit.launch_nodes import complaints, mistakes, plan_text, read_back, spec_of
 
 MISTAKES = """
 resources: {gpus: 1}

@@ -17,7 +17,6 @@ from lllaunch.config.plan import (
     group_plan,
     hash_of,
     plan_hash,
-    plan_text,
     portable_plan,
 )
 from lllaunch.config.schema import schema_node
@@ -25,7 +24,7 @@ from lllaunch.errors import ConfigError
 from lllaunch.spec import LaunchSpec, Nodes
 from lllaunch.std import Std
 from tests.unit import launch_nodes
-from tests.unit.launch_nodes import mistakes
+from tests.unit.launch_nodes import mistakes, plan_text
 
 SLURM = {
     "SLURM_JOB_ID": "7",

@@ -18,7 +18,6 @@ from lllaunch.config.plan import (
     default_run_id,
     plan_config,
     plan_hash,
-    plan_text,
     portable_plan,
 )
 from lllaunch.config.resolve import resolve
@@ -28,6 +27,7 @@ from lllaunch.launch_settings import PLANNED
 from lllaunch.secret_names import is_secret_name
 from lllaunch.spec import Entrypoint, LaunchSpec
 from tests.unit import launch_nodes
+from tests.unit.launch_nodes import plan_text
 
 
 def spec_of(launch: Any, cwd: str = "/", out: str = "/out/day/time", **root: Any) -> LaunchSpec:

@@ -9,12 +9,12 @@ from omegaconf import OmegaConf
 
 from lllaunch.config.fields import Findings
 from lllaunch.config.nodes import HostContext
-from lllaunch.config.plan import plan_text
 from lllaunch.config.read import Reader, register_resolvers
 from lllaunch.config.resolve import resolve
 from lllaunch.config.tree import BROKEN, conceal, reveal
 from lllaunch.errors import ConfigError
 from lllaunch.launch_settings import KEYS
+from tests.unit.launch_nodes import plan_text
 
 SECRET = "hf_do_not_show_this"
 

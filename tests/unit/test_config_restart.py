@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 
-from lllaunch.config.plan import complete, essential, plan_hash, plan_text, portable_plan
+from lllaunch.config.plan import complete, essential, plan_hash, portable_plan
 from lllaunch.config.schema import schema_node
 from lllaunch.spec import RESTART_CAUSES, RestartPolicy
 from tests.unit import launch_nodes
-from tests.unit.launch_nodes import complaints, mistakes
+from tests.unit.launch_nodes import complaints, mistakes, plan_text
 
 
 def spec_of(restart: Any, **more: Any) -> Any:

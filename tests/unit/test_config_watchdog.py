@@ -8,11 +8,11 @@ import pytest
 import yaml
 
 from lllaunch.config.kinds import PRESETS, written_policy
-from lllaunch.config.plan import complete, essential, plan_text, portable_plan
+from lllaunch.config.plan import complete, essential, portable_plan
 from lllaunch.config.schema import schema_node
 from lllaunch.errors import ConfigError
 from lllaunch.spec import WatchdogPolicy
-from tests.unit.launch_nodes import complaints, mistakes, read_back, spec_of
+from tests.unit.launch_nodes import complaints, mistakes, plan_text, read_back, spec_of
 
 GIB = 1024**3
 SPIN = frozenset({"spin"})
