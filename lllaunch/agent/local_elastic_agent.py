@@ -354,11 +354,6 @@ class LocalElasticAgent(SimpleElasticAgent):
         """Rank of this node's first worker among those of all nodes."""
         return self._worker_group.workers[0].global_rank
 
-    @property
-    def history(self) -> None:
-        """None: torch's agents tell each other nothing of it."""
-        return
-
     def files(self) -> Sequence[Any]:
         """None: a rendezvous cannot wake anybody."""
         return ()

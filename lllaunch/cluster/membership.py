@@ -64,7 +64,6 @@ class Member(Record, frozen=True):
     token: str = ""  # what it found in the run's directory of who else is there; empty if nothing
     # seconds that its clock is ahead of node 0's; None if it is not known
     clock_offset: float | None = None
-    history: str = ""  # what it knows of earlier attempts, as JSON; empty if that does not matter
 
 
 class Roster(Record, frozen=True):

@@ -249,7 +249,7 @@ class RunGroup:
 
     def _start(self, action: StartWorkers) -> WorkerProcesses:
         """Start the workers of the next attempt, or their preflight."""
-        places = self._contexts(self.directory.next_attempt(), action.restart_count, action.history)
+        places = self._contexts(self.directory.next_attempt(), action.restart_count)
         try:
             self._attempt = attempt = self._make(places)
             self.observer.begin(attempt)
@@ -368,12 +368,10 @@ class RunGroup:
 
         return GpuMemoryWait.begin(pids, self.spec.restart.gpu_wait)
 
-    def _contexts(
-        self, attempt: int, restart_count: int, history: RestartHistory | None
-    ) -> dict[int, WorkerContext]:
+    def _contexts(self, attempt: int, restart_count: int) -> dict[int, WorkerContext]:
         """Where all workers stand, by local rank; of several nodes, when those have met."""
         if self.nodes is not None:
-            place = self.nodes.join(self.signals, attempt, restart_count, history)
+            place = self.nodes.join(self.signals, attempt, restart_count)
             common: dict[str, Any] = {
                 "attempt": max(attempt, place.attempt),
                 "restart_count": place.restarts,

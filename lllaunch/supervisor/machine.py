@@ -196,9 +196,6 @@ class GroupStarted(Logged, frozen=True):
     base_rank: int = 0  # rank of the first of them among the workers of all nodes
     # whether it is the preflight, the workers of which follow when it has succeeded
     preflight: bool = False
-    # of several nodes, what all believe of earlier attempts; None if it does not matter, or if
-    # nobody says
-    history: RestartHistory | None = None
     attempt: int | None = None  # its number; None where nobody says
 
 
@@ -587,19 +584,11 @@ class RestartBudget:
         """Leave no restart."""
         self._exhausted, self._spawner_left = True, 0
 
-    def catch_up(self, counted: int, history: RestartHistory | None = None) -> None:
-        """Take note of what other nodes have seen, before this one came or otherwise than it.
-
-        ``history``: what became of earlier attempts, as all nodes believe; None if nobody says.
-        """
+    def catch_up(self, counted: int) -> None:
+        """Take note of restarts that other nodes have seen, before this one came."""
         missed = max(0, counted - self.counted)
         self.counted += missed
-        if history is None:
-            self._times += (self._now,) * missed
-        else:
-            self._times, self._step = history.times_ns, history.step
-            self._ended_at = history.ended_at
-            self._now = max([self._now, *self._times])
+        self._times += (self._now,) * missed
 
 
 class Step(Enum):
@@ -929,7 +918,7 @@ class Machine:
             run_is_over=before.run_is_over,
         )
         if event.restarts is not None:
-            self._budget.catch_up(event.restarts, event.history)
+            self._budget.catch_up(event.restarts)
         self._budget.begin()
         return ""
 

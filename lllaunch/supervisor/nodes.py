@@ -53,7 +53,6 @@ from lllaunch.supervisor.machine import (
     MembershipChanged,
     NodesAgreed,
     NodesCounted,
-    RestartHistory,
     TellNodes,
     TellProgress,
     TellStacks,
@@ -180,11 +179,8 @@ class NodeGroup:
         signals: SignalSource,
         attempt: int,
         restarts: int,
-        history: RestartHistory | None = None,
     ) -> Place:
         """Meet the other nodes for an attempt.
-
-        ``history``: what became of earlier attempts here; None if it does not matter.
 
         Raises:
             ConfigError: the nodes do not run the same plan, or cannot reach each other.
@@ -208,7 +204,6 @@ class NodeGroup:
                 directory=self._directory,
                 token=self.token(),
                 clock_offset=rendezvous.clock_offset,
-                history="" if history is None else encode_record(history).decode(),
             )
 
         first, text = not self._joined, self._plan
@@ -354,20 +349,6 @@ class NodeGroup:
     def base_rank(self) -> int:
         """Rank of this node's first worker among those of all nodes."""
         return 0 if self.place is None else self.place.share.base_rank
-
-    @property
-    def history(self) -> RestartHistory | None:
-        """What became of earlier attempts; all nodes believe the same one of them.
-
-        That is the one that has seen most restarts, and of these one that has seen most progress.
-        """
-        known: list[tuple[tuple[float, ...], RestartHistory]] = []
-        for each in () if self.place is None else self.place.roster.members:
-            if each and each.history:
-                history = decode_record(each.history.encode(), RestartHistory)
-                step = -math.inf if history.step is None else history.step
-                known.append(((each.restarts, step, -len(history.ended_at)), history))
-        return max(known, key=lambda each: each[0])[1] if known else None
 
     # The supervisor's side (`lllaunch.supervisor.supervisor.OtherNodes`)
 

@@ -55,7 +55,6 @@ from lllaunch.workers.group import UNKILLABLE_SECONDS, WorkerProcesses
 if TYPE_CHECKING:
     from lllaunch.linux.gpu_meter import GpuMemoryWait
     from lllaunch.supervisor.control import RunControl, RunMoment
-    from lllaunch.supervisor.machine import RestartHistory
 
 logger = logging.getLogger(__name__)
 
@@ -115,10 +114,6 @@ class OtherNodes(Protocol):
     @property
     def base_rank(self) -> int:
         """Rank of this node's first worker among those of all nodes."""
-
-    @property
-    def history(self) -> RestartHistory | None:
-        """What became of earlier attempts, as the nodes have agreed; None if nobody says."""
 
     def files(self) -> Sequence[Any]:
         """Return descriptors that are readable when `events` has something to tell."""
@@ -453,9 +448,7 @@ class Supervisor:
         nodes, attempt = self._nodes, self.workers.attempt
         if nodes is None:
             return GroupStarted(ranks, preflight=preflight, attempt=attempt)
-        return GroupStarted(
-            ranks, nodes.restarts, nodes.base_rank, preflight, nodes.history, attempt
-        )
+        return GroupStarted(ranks, nodes.restarts, nodes.base_rank, preflight, attempt)
 
     @property
     def _base_rank(self) -> int:

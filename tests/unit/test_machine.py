@@ -824,8 +824,7 @@ class Group:
             events.clear()
             codes = [self.random.choice([0, 0, 0, 1]) for _ in range(2)]
             restarts = max(a[-1].restart_count for a in self.attempts)
-            history = self.attempts[0][-1].history
-            events.append(v.GroupStarted(frozenset({0, 1}), restarts, history=history))
+            events.append(v.GroupStarted(frozenset({0, 1}), restarts))
             events.extend(end_of(rank, ok=not code) for rank, code in enumerate(codes))
 
     def tell(self, reason: v.Reason) -> None:

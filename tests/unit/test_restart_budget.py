@@ -130,15 +130,6 @@ def test_a_batch_job_goes_on_counting_attempts_without_progress() -> None:
     assert later.no_progress == NoProgress(3, 100.0)
 
 
-def test_who_comes_later_believes_what_the_others_do() -> None:
-    policy = RestartPolicy(window=100.0, max_without_progress=3)
-    first, late = RestartBudget(2, 1, policy), RestartBudget(2, 1, policy)
-    assert fails(first, 10, 7.0) == fails(first, 20, 7.0) == 0.0
-    late.catch_up(first.counted, first.history)
-    assert (late.counted, late.history) == (first.counted, first.history)
-    assert fails(first, 30, 7.0) is fails(late, 30, 7.0) is None
-
-
 @dataclass
 class Model:
     """The same told by going through all that has happened, each time anew."""
