@@ -63,7 +63,6 @@ from lllaunch.run.result import (
     encode_result,
     plain_result,
 )
-from lllaunch.supervisor.nodes import LastWord
 
 _FORK = multiprocessing.get_context("fork")
 _NPROC = 8
@@ -460,7 +459,7 @@ def show_results(sizes: Sequence[int]) -> None:
         one = len(next(iter(given.values())))
         tracemalloc.start()
         before = time.perf_counter()
-        documents = {name: [LastWord(0, json.loads(text))] for name, text in given.items()}
+        documents = {name: [(0, json.loads(text))] for name, text in given.items()}
         whole = merged(_outcome(0, 0, failed=False), [place], documents, {}, "/scratch/run")
         text_of_all = encode_result(whole)
         seconds = time.perf_counter() - before

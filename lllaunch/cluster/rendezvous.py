@@ -610,28 +610,29 @@ class Rendezvous:
     def give_result(self, text: str) -> None:
         """Leave what became of this node's part of the run, for node 0."""
         assert self.place is not None
-        self._base.set(result_key(self.place, self.place.group_rank), text)
+        self._base.set(_result_key(self.place, self.place.group_rank), text)
 
     def results(
         self,
         left: Sequence[tuple[Place, int]],
-        expected: Sequence[str],
+        expected: Sequence[tuple[Place, int]],
         seconds: float,
         given_up: Callable[[], bool],
-    ) -> list[bytes]:
+    ) -> list[tuple[tuple[Place, int], bytes]]:
         """Return what nodes have left, each in a place and with its group rank there.
 
-        ``expected``: keys of those that are waited for, at most for some ``seconds``.
+        ``expected``: those that are waited for, at most for some ``seconds``.
         """
         store, until = self._base, time.monotonic() + seconds
-        while expected and not are_set(store, expected, _MOMENT_SECONDS):
+        keys = [_result_key(*each) for each in expected]
+        while keys and not are_set(store, keys, _MOMENT_SECONDS):
             if time.monotonic() >= until or given_up():
                 break
-        keys = [result_key(place, rank) for place, rank in left]
+        keys = [_result_key(*each) for each in left]
         if keys and not store.check(keys):
-            keys = [key for key in keys if store.check([key])]
-        found: list[bytes] = store.multi_get(keys) if keys else []
-        return found
+            left = [each for each, key in zip(left, keys, strict=True) if store.check([key])]
+        texts: list[bytes] = store.multi_get([_result_key(*each) for each in left]) if left else []
+        return list(zip(left, texts, strict=True))
 
     def leave(self, *, over: bool) -> None:
         """Take leave of the other nodes."""
@@ -651,7 +652,7 @@ class Rendezvous:
                 handler._op_executor.run(dynamic_rendezvous._RendezvousExitOp(), deadline)
 
 
-def result_key(place: Place, group_rank: int) -> str:
+def _result_key(place: Place, group_rank: int) -> str:
     """Return where a node leaves what became of it, whose last place that is."""
     return f"{place.roster.token}/result/{place.attempt}/{group_rank}"
 

@@ -29,7 +29,7 @@ from lllaunch.run.result import (
     plain_result,
 )
 from lllaunch.supervisor.machine import GroupEnd
-from lllaunch.supervisor.nodes import LastWord, NodeGroup
+from lllaunch.supervisor.nodes import NodeGroup
 from lllaunch.workers.group import UNKILLABLE_SECONDS
 
 if TYPE_CHECKING:
@@ -137,15 +137,15 @@ class RunNodes(NodeGroup):
 def merged(
     own: RunResult,
     places: Sequence[Place],
-    results: Mapping[str, Sequence[LastWord]],
+    results: Mapping[str, Sequence[tuple[int, Mapping[str, Any]]]],
     lost: Mapping[str, str],
     root: str,
 ) -> RunResult:
     """Make the outcome of a run from those of its nodes.
 
-    ``places``: where it stood in each attempt. ``results``: what other nodes have left, by name;
-    one that came again has left several. ``lost``: what happened to those that were lost or left,
-    by name.
+    ``places``: where it stood in each attempt. ``results``: what other nodes have left, by name,
+    each with the number of its last attempt; one that came again has left several. ``lost``: what
+    happened to those that were lost or left, by name.
     """
     known = _members(places)
     token = places[-1].roster.token if places else ""
@@ -168,11 +168,11 @@ def merged(
             clock_offset=member.clock_offset,
         )
         parts = [(present, own)] if member.node_rank == 0 else []
-        for word in results.get(name, ()):
+        for attempt, document in results.get(name, ()):
             with contextlib.suppress(ValueError):
-                told = as_result(word.document, member.directory)
+                told = as_result(document, member.directory)
                 if told is not None:
-                    parts.append((word.attempt, told))
+                    parts.append((attempt, told))
         for attempt, part in parts:
             outcomes.append(_seen_from_first(part, node))
             if attempt == present:

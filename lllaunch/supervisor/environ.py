@@ -5,6 +5,7 @@ Source: torchrun of torch 2.13 ("Environment Variables" in its documentation).
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -147,47 +148,38 @@ class HeldPort:
     """
 
     def __init__(self, *, listens: bool = False) -> None:
-        self._sockets: list[socket.socket] = []
-        self.port = next(filter(self._hold, candidates(_ephemeral_range())), 0)
-        if not self.port:
+        found = filter(None, map(_bound, candidates(_ephemeral_range())))
+        self._socket = next(found, None)
+        if self._socket is None:
             raise OSError("no free port was found for MASTER_PORT")
-        self.listener: socket.socket | None = None  # the socket that takes them, or None
+        # Bound without it, so that no other run got the port in between; from now on the store may
+        # bind beside us.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.port = int(self._socket.getsockname()[1])
+        self.listener = self._socket if listens else None  # takes the store's clients, or None
         if listens:
-            self.listener = self._sockets[0]
-            self.listener.listen(socket.SOMAXCONN)
-
-    def _hold(self, port: int) -> bool:
-        families = [socket.AF_INET] + ([socket.AF_INET6] if socket.has_ipv6 else [])
-        for family in families:
-            if not self._bind(family, port):
-                self.close()
-                return False
-        for sock in self._sockets:
-            # Bound without it, so that no other run got the port in between; from now on the store
-            # may bind beside us.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return True
-
-    def _bind(self, family: int, port: int) -> bool:
-        try:
-            sock = socket.socket(family, socket.SOCK_STREAM)
-        except OSError:
-            # A kernel without IPv6.
-            return family == socket.AF_INET6
-        self._sockets.append(sock)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        try:
-            sock.bind(("", port))
-        except OSError as error:
-            # IPv6 may be there but switched off on this host.
-            return family == socket.AF_INET6 and error.errno in (
-                errno.EADDRNOTAVAIL,
-                errno.EAFNOSUPPORT,
-            )
-        return True
+            self._socket.listen(socket.SOMAXCONN)
 
     def close(self) -> None:
         """Let the port go; idempotent."""
-        while self._sockets:
-            self._sockets.pop().close()
+        if self._socket is not None:
+            self._socket.close()
+
+
+def _bound(port: int) -> socket.socket | None:
+    """Return a socket that has a port of IPv6 and IPv4, None if that is taken."""
+    # a kernel without IPv6, or where it is switched off, has the other one
+    for family in (socket.AF_INET6, socket.AF_INET):
+        with contextlib.suppress(OSError):
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                if family == socket.AF_INET6:
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                sock.bind(("", port))
+            except OSError as error:
+                sock.close()
+                if error.errno == errno.EADDRINUSE:
+                    return None
+                raise
+            return sock
+    return None

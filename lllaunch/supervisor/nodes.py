@@ -36,14 +36,12 @@ from lllaunch.cluster.rendezvous import (
     are_set,
     keep_alive,
     load_torch,
-    result_key,
     torchs_keep_alive,
 )
 from lllaunch.cluster.values import format_endpoint
 from lllaunch.difference import differences
 from lllaunch.documents import Plain, Record, as_record, decode_record, encode_record
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, RendezvousFailed
-from lllaunch.linux.process import wait
 from lllaunch.signal_source import SignalException
 from lllaunch.supervisor.machine import (
     AttemptProgress,
@@ -85,14 +83,6 @@ _LONGEST_PAUSE_SECONDS = 5.0
 _BENEFIT_SECONDS = 2.0
 # Of so many ranks that wait, more stacks say nothing new.
 _MOST_STACKS = 32
-
-
-class LastWord(Record, frozen=True):
-    """What a node has left of its part of the run."""
-
-    attempt: int
-    document: Mapping[str, Any]  # what result.json has
-    name: str = ""  # of the node
 
 
 class NodeGroup:
@@ -210,7 +200,7 @@ class NodeGroup:
 
         def meet() -> tuple[Place, str]:
             if first:
-                rendezvous.connect(self._wake, link.stopped)
+                rendezvous.connect(self.say, link.stopped)
                 self._greet(link)
             place = rendezvous.join(member, text)
             if first:
@@ -237,7 +227,7 @@ class NodeGroup:
         return place
 
     def _await(self, link: _Link, work: Callable[[], Any], signals: SignalSource) -> Any:
-        """Wait until the thread has done something, showing what it has to say meanwhile.
+        """Wait until the thread has done something, which says itself what it waits for.
 
         Raises:
             SignalException: a signal came, now or before.
@@ -245,29 +235,22 @@ class NodeGroup:
                 connection, and torch's client waits for an answer as long as TCP does, a quarter of
                 an hour.
         """
-        done = link.do(work)
+        for signum in signals.received():
+            # one that came before it raised
+            if signum not in signals.quiet:
+                name = signal.Signals(signum)
+                raise SignalException(f"{name.name} came while nodes met", name)
         # to connect, to meet, to meet once more, and to agree
         patience = 3 * self._nodes.join_timeout + self._nodes.timeout
-        until = time.monotonic() + patience
-        while not done.done():
-            if time.monotonic() > until:
-                at = format_endpoint(self._nodes.host, self._nodes.port)
-                text = f"the rendezvous at {at} has not answered for {duration(patience)}"
-                raise RendezvousFailed(text, "its host is down, or the network between is cut")
-            for signum in signals.received():
-                # one that came before it raised
-                if signum not in signals.quiet:
-                    name = signal.Signals(signum)
-                    raise SignalException(f"{name.name} came while nodes met", name)
+        done, until = link.do(work), time.monotonic() + patience
+        while not link.wait(done, min(_LONGEST_PAUSE_SECONDS, max(0.0, until - time.monotonic()))):
             if signals.stopping:
                 signals.stop_until_continued()
                 until = time.monotonic() + patience
-            wait((self._wakeup, signals), seconds=min(5.0, max(0.0, until - time.monotonic())))
-            self._clear()
-            while self._news:
-                each, _ = self._news.popleft()
-                if isinstance(each, str):
-                    self.say(each)
+            if time.monotonic() >= until:
+                at = format_endpoint(self._nodes.host, self._nodes.port)
+                text = f"the rendezvous at {at} has not answered for {duration(patience)}"
+                raise RendezvousFailed(text, "its host is down, or the network between is cut")
         try:
             return done.result()
         except Exception as error:
@@ -547,8 +530,6 @@ class NodeGroup:
                 return self._broken(news)
             case _Wanted():
                 self._wanted.append((news.number, news.request))
-            case _:
-                self.say(str(news))
         return []
 
     def _broken(self, news: _Broken) -> list[Event]:
@@ -634,13 +615,16 @@ class NodeGroup:
         """Leave what became of this node's part of the run, for node 0; waits for seconds."""
         link = self._link
         if link is not None and self.place is not None:
-            text = encode_record(LastWord(self.place.attempt, document, self.name)).decode()
+            text = json.dumps(document)
             link.wait(link.do(lambda: link.rendezvous.give_result(text)), _FAREWELL_SECONDS)
 
-    def results(self, seconds: float, signals: SignalSource) -> dict[str, list[LastWord]]:
+    def results(
+        self, seconds: float, signals: SignalSource
+    ) -> dict[str, list[tuple[int, Mapping[str, Any]]]]:
         """Return what the other nodes have left, by their name and in order, for node 0.
 
-        A signal ends the wait.
+        Each is the number of its last attempt there, and what its result.json has. A signal ends
+        the wait.
         """
         link, last = self._link, self.place
         if link is None or last is None:
@@ -652,16 +636,11 @@ class NodeGroup:
             for rank in before.roster.of_lllaunch
             if before.roster.name(rank) not in after.roster.names
         ]
-        left += [(last, rank) for rank in last.roster.of_lllaunch if rank != last.group_rank]
-        expected = {
-            result_key(last, rank): last.roster.name(rank)
-            for rank in last.roster.of_lllaunch
-            if rank != last.group_rank and last.roster.name(rank) not in self.lost
-        }
+        others = [rank for rank in last.roster.of_lllaunch if rank != last.group_rank]
+        expected = [(last, rank) for rank in others if last.roster.name(rank) not in self.lost]
+        left += [(last, rank) for rank in others]
         over = threading.Event()
-        collect = functools.partial(
-            link.rendezvous.results, left, [*expected], seconds, over.is_set
-        )
+        collect = functools.partial(link.rendezvous.results, left, expected, seconds, over.is_set)
         done = link.do(collect)
         with contextlib.suppress(SignalException), signals.raising():
             if not link.wait(done, min(seconds, _SILENT_SECONDS)):
@@ -669,10 +648,12 @@ class NodeGroup:
                 self.say(f"waiting for the results of {nodes}, up to {duration(seconds)}")
                 link.wait(done, seconds)
         over.set()
-        found: dict[str, list[LastWord]] = {}
+        found: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
         if link.wait(done, _FAREWELL_SECONDS) and done.exception() is None:
-            for word in (decode_record(text, LastWord) for text in done.result()):
-                found.setdefault(word.name, []).append(word)
+            for (place, rank), text in done.result():
+                found.setdefault(place.roster.name(rank), []).append(
+                    (place.attempt, json.loads(text))
+                )
         return found
 
     def close(self, *, over: bool) -> None:

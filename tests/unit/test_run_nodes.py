@@ -27,7 +27,7 @@ from lllaunch.run.result import (
 from lllaunch.signal_source import SignalSource
 from lllaunch.spec import Nodes
 from lllaunch.supervisor import nodes as supervisor_nodes
-from lllaunch.supervisor.nodes import LastWord, NodeGroup, _Broken
+from lllaunch.supervisor.nodes import NodeGroup, _Broken
 
 T0 = 1_700_000_000_000_000_000
 FIRST, SECOND = "node 0 (a)", "node 1 (b)"
@@ -60,8 +60,8 @@ def outcome(state: Any, code: int, *attempts: AttemptResult, **more: Any) -> Run
     )
 
 
-def left(of: RunResult, attempt: int = 0) -> LastWord:
-    return LastWord(attempt, plain_result(of))
+def left(of: RunResult, attempt: int = 0) -> tuple[int, dict[str, Any]]:
+    return attempt, plain_result(of)
 
 
 def test_a_node_that_had_left_does_not_change_what_became_of_the_run() -> None:
