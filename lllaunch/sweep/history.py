@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import Counter
@@ -11,10 +12,9 @@ from msgspec import field
 from msgspec.structs import asdict, replace
 
 from lllaunch.documents import JsonText, Plain, Record, Text, Time, as_record, load_json
-from lllaunch.errors import OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.run.directory import RESULT
-from lllaunch.run.files import write_atomic
+from lllaunch.run.files import naming, write_atomic
 from lllaunch.sweep.journal import (
     ComposedRecord,
     Count,
@@ -122,7 +122,9 @@ class SweepHistory:
         """Takes note of a record."""
         if isinstance(record, (Header, Resumed)):
             self.direction = record.direction or self.direction
-            self.slots = _joined(self.slots, record.slots or Lease())
+            ours, theirs = self.slots, record.slots or Lease()
+            gpus = tuple(dict.fromkeys((*ours.gpus, *theirs.gpus)))
+            self.slots = Lease(gpus, tuple(sorted({*ours.cpus, *theirs.cpus})))
         if isinstance(record, Header):
             self.header, self.started_ns = record, time_ns
         elif isinstance(record, OverRecord):
@@ -139,11 +141,6 @@ class SweepHistory:
             else:
                 known = self.jobs.get(record.job) or JobHistory(record.job)
                 self.jobs[record.job] = _with(known, record, time_ns)
-
-
-def _joined(slots: Lease, others: Lease) -> Lease:
-    gpus = tuple(dict.fromkeys((*slots.gpus, *others.gpus)))
-    return Lease(gpus, tuple(sorted({*slots.cpus, *others.cpus})))
 
 
 def _with(
@@ -301,12 +298,8 @@ def forget_result(directory: str) -> None:
         OutputError: it cannot be taken away.
     """
     path = os.path.join(directory, RESULT)
-    try:
+    with naming(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
         os.unlink(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        raise OutputError(path, error.strerror or str(error)) from error
 
 
 def read_result(directory: str) -> RunResult | None:
@@ -319,12 +312,9 @@ def read_result(directory: str) -> RunResult | None:
     from lllaunch.run import result  # noqa: PLC0415
 
     path = os.path.join(directory, RESULT)
-    try:
+    with naming(path), contextlib.suppress(ValueError):
         return result.read_result(path, directory)
-    except OSError as error:
-        raise OutputError(path, error.strerror or str(error)) from error
-    except ValueError:
-        return None
+    return None
 
 
 def read_results(sweep: str, jobs: Iterable[JobHistory]) -> dict[int, JobHistory]:

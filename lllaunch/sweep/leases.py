@@ -97,12 +97,9 @@ class Leases:
         more: the search ends with the first.
 
         Raises:
-            ValueError: a slot is not of this machine, is named twice, or is held by this object.
             LeaseFailed: the system refused for another reason.
         """
         slots = self._slots(lease)
-        if self._locks.keys() & slots:
-            raise ValueError(f"some of {lease} is held already")
         taken: dict[Slot, socket.socket] = {}
         try:
             for slot in slots:
@@ -132,11 +129,8 @@ class Leases:
         """Waits for a slot that another launcher holds.
 
         Raises:
-            ValueError: the slot is not of this machine, or is held by this object.
             LeaseFailed: no descriptor can be had.
         """
-        if slot not in self._addresses or slot in self._locks:
-            raise ValueError(f"{slot} is not held by another launcher")
         connection = _open_socket(slot)
         try:
             # Where too many wait already, this fails instead of waiting.
@@ -144,7 +138,7 @@ class Leases:
             connection.connect(self._addresses[slot])
         except OSError:
             connection.close()
-            return self._look_again(slot)
+            return _look_again(slot)
         # Nobody accepts: the kernel keeps the connection until the listening socket is gone.
         return connection
 
@@ -158,8 +152,6 @@ class Leases:
         slots = [Slot("gpu", name) for name in lease.gpus]
         if self._lock_cpus:
             slots += [Slot("cpu", str(core)) for core in lease.cpus]
-        if len(set(slots)) < len(slots) or not self._addresses.keys() >= set(slots):
-            raise ValueError(f"{lease} is not a lease of this machine")
         # In the same order in every launcher, whatever CUDA_VISIBLE_DEVICES calls them there.
         return sorted(slots, key=self._addresses.__getitem__)
 
@@ -175,27 +167,25 @@ class Leases:
             raise _failed(slot, error) from error
         return lock
 
-    def _look_again(self, slot: Slot) -> SlotWatch:
-        """Waits without a connection: not at all if the slot is free by now, else a little.
-
-        Its holder has too many who wait already, or does not listen (yet), or we may not connect.
-        """
-        probe = self._lock(slot)
-        if probe is not None:
-            probe.close()
-        try:
-            alarm = Alarm()
-        except OSError as error:
-            raise _failed(slot, error) from error
-        alarm.set(RETRY_AFTER if probe is None else 0.0)
-        return alarm
-
 
 def _open_socket(slot: Slot) -> socket.socket:
     try:
         return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     except OSError as error:
         raise _failed(slot, error) from error
+
+
+def _look_again(slot: Slot) -> SlotWatch:
+    """Waits a little, without a connection.
+
+    The holder has too many who wait already, or does not listen (yet), or we may not connect.
+    """
+    try:
+        alarm = Alarm()
+    except OSError as error:
+        raise _failed(slot, error) from error
+    alarm.set(RETRY_AFTER)
+    return alarm
 
 
 def _address(kind: str, name: str) -> bytes:

@@ -22,7 +22,7 @@ from lllaunch.sweep.loop import Executor
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.processes import ForkFailed, JobProcess, Remains, TooFewFiles, Work
 from lllaunch.sweep.protocol import Broken, Prepared
-from lllaunch.sweep.schedule import by_signal, cause_of
+from lllaunch.sweep.schedule import by_signal
 
 if TYPE_CHECKING:
     from lllaunch.linux.process import HasFileno
@@ -31,15 +31,6 @@ if TYPE_CHECKING:
 KILL_SECONDS = 15.0
 # How long jobs may take to end when the sweep itself fails.
 _ABANDON_SECONDS = 30.0
-# So many jobs in a row that died while they were composed: the next would, too.
-_DEATHS = 3
-
-
-class ComposingFailed(LaunchError):
-    """The processes of several jobs in a row were killed while the jobs were composed."""
-
-    def __str__(self) -> str:
-        return f"{_DEATHS} jobs in a row were killed while they were composed"
 
 
 class LocalExecutor(Executor):
@@ -75,7 +66,6 @@ class LocalExecutor(Executor):
         self._jobs: dict[int, JobProcess] = {}
         # One that has been asked for; others are composed again, for another attempt.
         self._composing: JobProcess | None = None
-        self._deaths = 0
         # The number of a job that is to be composed, and has no process yet.
         self._unforked: int | None = None
         self._watches: dict[Slot, SlotWatch] = {}
@@ -190,7 +180,6 @@ class LocalExecutor(Executor):
         except OutputError as error:
             self._take_back(job.number, job.lease, error)
             return
-        self.sweep.works()
         job.begin(self._leases, self._warm)
 
     # What is waited for
@@ -254,7 +243,7 @@ class LocalExecutor(Executor):
             if job.lease is not None:
                 self._begin(job)
             return
-        self._composing, self._deaths = None, 0
+        self._composing = None
         refused = isinstance(job.answer, Broken)
         if isinstance(job.answer, Prepared) and self._review is not None:
             job.answer = self._review(job.number, job.answer)
@@ -285,9 +274,6 @@ class LocalExecutor(Executor):
         if job is self._composing:
             self._composing = None
             self._drop(job)
-            self._deaths += 1
-            if self._deaths >= _DEATHS:
-                self.sweep.give_up(ComposingFailed())
             code = job.exit_code if by_signal(job.exit_code) else 1
             self._broken(job.number, Broken(code, "its process ended while it was composed"))
         elif job.lease is None:
@@ -320,19 +306,18 @@ class LocalExecutor(Executor):
 
     def _end_of(self, job: JobProcess, exit_code: int) -> v.JobEnded:
         """Write down how a job that held a lease has ended."""
-        records, answer = self.sweep.records, job.answer
+        answer, directory, why = job.answer, "", job.why
         if job.begun:
             assert isinstance(answer, Prepared)
-            silent = "" if exit_code else "its process ended without a result"
-            why = job.why or silent
-            end = records.ended(job.number, job.attempt, answer.directory, exit_code, why)
-            # the observer knows how long it held its lease
-            return structs.replace(end, seconds=None)
-        why = f"its process ended (exit code {exit_code}) while it was composed again"
-        end = v.JobEnded(job.number, exit_code, cause_of(exit_code), why)
-        if isinstance(answer, Broken):
-            end = v.JobEnded(job.number, answer.exit_code, None, answer.why)
-        return records.never_began(job.number, job.attempt, end)
+            directory = answer.directory
+            why = why or ("" if exit_code else "its process ended without a result")
+        elif isinstance(answer, Broken):
+            exit_code, why = answer.exit_code, answer.why
+        else:
+            why = f"its process ended (exit code {exit_code}) while it was composed again"
+        end = self.sweep.records.ended(job.number, job.attempt, directory, exit_code, why)
+        # the observer knows how long it held its lease
+        return structs.replace(end, seconds=None)
 
     def _running(self) -> list[JobProcess]:
         return [job for job in self._jobs.values() if job.lease is not None]

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from lllaunch.sweep.journal import Journal
 
 
-# How long after a failure it is tried whether jobs can be started: at first, and at most.
-_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0
+# How long after a failure it is tried whether jobs can be started, again and again.
+_PAUSE_SECONDS = 2.0
 # How long jobs wait for that when none runs any more.
 _PATIENCE_SECONDS = 600.0
 
@@ -158,7 +158,6 @@ class Sweep:
         # Why no job can be started, since when, and when that is tried again.
         self._error: LaunchError | None = None
         self._error_since = self._try_at = 0.0
-        self._pause = _PAUSE_SECONDS
         # What has ended the sweep before its time.
         self._failure: LaunchError | None = None
         self._events: deque[v.SweepEvent] = deque()
@@ -269,16 +268,11 @@ class Sweep:
         self.tell(v.Blocked(str(error)))
         self._try_later(error, self._error_since)
 
-    def works(self) -> None:
-        """What every job needs has just worked."""
-        self._pause = _PAUSE_SECONDS
-
     def _try_later(self, error: LaunchError, now: float) -> None:
         hopeless = self.records.lost or self._executor.is_hopeless(error)
         if hopeless or now - self._error_since >= _PATIENCE_SECONDS:
             self.give_up(error)
-        self._try_at = now + self._pause
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
+        self._try_at = now + _PAUSE_SECONDS
 
     def _try_again(self, now: float) -> None:
         if self._error is None or now < self._try_at:

@@ -63,9 +63,6 @@ if TYPE_CHECKING:
     from lllaunch.sweep.resume import Compose
 
 _RESUME = "hydra.launcher.resume"
-# sweep.json of a sweep of many batches takes one part in so many of the time.
-_RATIO = 50
-
 
 _TRACES = frozenset({RESULT, EVENTS, SUBMISSION})
 # A number is a signed 64-bit one for most readers of JSON.
@@ -208,7 +205,6 @@ class SweepSession:
         # to be written as soon as the jobs are known to be the same; then None
         self._resumption = resumed
         self._history = history
-        self._write_at = 0.0
 
     @classmethod
     def begin(
@@ -335,21 +331,6 @@ class SweepSession:
         """
         write_summary(self._directory.file(SUMMARY), result.with_others(numbers, overrides))
 
-    def write_now_and_then(
-        self, numbers: Iterable[int], overrides: Callable[[int], Sequence[str]]
-    ) -> None:
-        """Writes sweep.json after one of many batches, if that takes a small part of the time.
-
-        Arguments as for `write`. An error is left to the `write` that follows the last batch.
-        """
-        began = time.monotonic()
-        if began < self._write_at:
-            return
-        with contextlib.suppress(OutputError):
-            self.write(self.result(), numbers, overrides)
-        now = time.monotonic()
-        self._write_at = now + _RATIO * (now - began)
-
     def close(self) -> None:
         """Closes the journal and gives the directory back; idempotent."""
         self.journal.close()
@@ -358,15 +339,8 @@ class SweepSession:
 
 def _expect_sweep(path: str) -> None:
     """Raises unless a directory is there and has a journal in it."""
-    message = ""
-    with naming(path):
-        try:
-            os.stat(os.path.join(path, JOURNAL))
-        except (FileNotFoundError, NotADirectoryError):
-            message = f"holds no sweep: there is no {JOURNAL} in it"
-            if not os.path.isdir(path):
-                message = "is not a directory" if os.path.exists(path) else "is not there"
-    if message:
+    if not os.path.lexists(os.path.join(path, JOURNAL)):
+        message = f"holds no sweep: there is no {JOURNAL} in it"
         hint = "give the directory of a sweep, such as multirun/DATE/TIME"
         raise ConfigError((Diagnostic("resume", _RESUME, repr(path), message, hint),))
 
@@ -443,12 +417,6 @@ class JobRecords:
         self._keep(EndedRecord(number, attempt, result))
         why = result.root_cause if exit_code else ""
         return v.JobEnded(number, exit_code, cause, why, result.seconds, result.objective)
-
-    def never_began(self, number: int, attempt: int, end: v.JobEnded) -> v.JobEnded:
-        """A job ended while it was composed for another attempt."""
-        result = Result("error", end.exit_code, first_line(end.why))
-        self._keep(EndedRecord(number, attempt, result))
-        return end
 
     def settled(self, end: v.Settle) -> None:
         """What became of a job is known."""

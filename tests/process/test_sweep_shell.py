@@ -25,7 +25,6 @@ from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.forks import STOP_AND_CONTINUE
 from lllaunch.sweep.journal import read_configs
-from lllaunch.sweep.local import ComposingFailed
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.processes import JobProcess, TooFewFiles
 from lllaunch.sweep.protocol import Answer, Broken, JobPrinted, Prepared
@@ -378,19 +377,14 @@ def test_descriptors_that_nobody_can_give_back_are_not_waited_for(
     assert played.history().exit_code == 2
 
 
-def test_jobs_that_always_die_while_composed_end_the_sweep_and_no_other_job(
-    played: Played,
-) -> None:
+def test_a_job_that_dies_while_composed_ends_no_other_job(played: Played) -> None:
     def prepare(number: int) -> Answer:
         if number:
             die()
         return structs.replace(ONE, payload=number)
 
-    played.react = mark(played, v.Abandoned)
-    with pytest.raises(ComposingFailed):
-        played.sweep(9, prepare, until_blocked(played))
-    assert played.ends()[0] == ("succeeded", 0)
-    assert len(played.ends()) == 4
+    played.sweep(3, prepare, jobs(lambda _: 0))
+    assert played.ends() == {0: ("succeeded", 0), 1: ("failed", 137), 2: ("failed", 137)}
 
 
 # What the launcher is told, and tells

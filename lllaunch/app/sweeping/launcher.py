@@ -257,8 +257,6 @@ class HydraSweep:
                 )
             elif self.at_once or finish is None or finish.signum is not None:
                 failure = self._conclude(batch, console, failure)
-            else:
-                self._session.write_now_and_then(batch.numbers, batch.label)
             late = [signum for signum in signals.received() if signum not in signals.quiet]
         if failure is not None or finish is None:
             assert failure is not None
