@@ -85,15 +85,10 @@ def detect(environ: Mapping[str, str]) -> Placement:
         return variables.one(_pet_nproc(variables))
     (first, placement), *others = found
     for other, its in others:
-        if _place(its) != _place(placement):
+        if _as_said(its) != _as_said(placement):
             message = f"{first} says {_as_said(placement)}, and {other} {_as_said(its)}"
             raise _unfit(message, f"unset what does not hold, or {_BY_HAND}")
     return placement
-
-
-def _place(placement: Placement) -> tuple[int, int, int | None]:
-    several = placement.max_nodes > 1
-    return placement.min_nodes, placement.max_nodes, placement.node_rank if several else None
 
 
 def _as_said(placement: Placement) -> str:
@@ -244,11 +239,7 @@ def _slurm(variables: _Variables) -> Placement | None:
 
 
 def _slurm_without_srun(variables: _Variables) -> Placement:
-    """Return the one node of a batch script, or of a shell of ``salloc``.
-
-    Raises:
-        Unfit: the job has several, and this is the only process.
-    """
+    """Return the one node of a batch script, or of a shell of ``salloc``."""
     # srun sets the one anew for the shell that salloc opens on a node, the job's is in the other
     for name in ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"):
         _, value = variables.get(name)

@@ -37,8 +37,6 @@ PAUSES: tuple[float, ...] = (1.0, 2.0, 4.0)
 _BETWEEN, _AFTER = "\x1f", "\x1e"
 # %i id, %T state, %r reason, %N nodes, %Z working directory, %j name, %S start
 _COLUMNS = _BETWEEN.join(("%i", "%T", "%r", "%N", "%Z", "%j", "%S")) + _AFTER
-# A list of ids is one word of a command line, and those have a length.
-_IDS_AT_ONCE = 1000
 
 _UNKNOWN_JOB = re.compile(r"Invalid job id specified|Invalid job array", re.IGNORECASE)
 _BUSY = re.compile(
@@ -182,9 +180,6 @@ def _run(
 
     ``given``: its standard input. ``environ``: its environment; None: that of a command that asks.
     ``apart``: whether it is to get no signal of this process's terminal.
-
-    Raises:
-        subprocess.TimeoutExpired: it gave no answer.
     """
     path = _program(words[0])
     shown = shlex.join(word for word in words if _BETWEEN not in word)
@@ -240,27 +235,17 @@ def _ask(
     raise SlurmFailed(answer.command, answer.line)
 
 
-def _chunks(ids: Collection[str]) -> Iterator[list[str]]:
-    ordered = [*ids]
-    for start in range(0, len(ordered), _IDS_AT_ONCE):
-        yield ordered[start : start + _IDS_AT_ONCE]
-
-
 # Questions
 
 
-def queued(ids: Collection[str] | None = None) -> dict[str, QueuedJob]:
-    """Return the jobs that wait, run or are ending, by their ids; by default all of this user.
+def queued(job: str = "") -> dict[str, QueuedJob]:
+    """Return the jobs that wait, run or are ending, by their ids: all of this user, or one.
 
     The id of an array stands for all its tasks.
     """
-    base = ("squeue", "--noheader", "--array", "--format", _COLUMNS)
-    if ids is not None:
-        whose = [("--jobs", ",".join(chunk)) for chunk in _chunks(ids)]
-    else:
-        whose = [("--user", str(os.getuid()))]
-    answers = (_ask(*base, *words, known=_UNKNOWN_JOB) for words in whose)
-    return {job.id: job for answer in answers for job in parse_queue(answer.out)}
+    whose = ("--jobs", job) if job else ("--user", str(os.getuid()))
+    words = ("squeue", "--noheader", "--array", "--format", _COLUMNS, *whose)
+    return {each.id: each for each in parse_queue(_ask(*words, known=_UNKNOWN_JOB).out)}
 
 
 def parse_queue(text: str) -> Iterator[QueuedJob]:
@@ -501,11 +486,7 @@ def _options(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _pattern(path: str) -> str:
-    """Return a path as sbatch takes it, where ``%`` begins what it replaces.
-
-    Raises:
-        ConfigError: it has a backslash, with which sbatch replaces nothing.
-    """
+    """Return a path as sbatch takes it, where ``%`` begins what it replaces."""
     folder, separator, name = path.rpartition("/")
     if "\\" in path:
         message = "cannot be written to by sbatch: it has a backslash"
@@ -650,11 +631,12 @@ def cancel(ids: Collection[str], *, signal: str | None = None, pending_only: boo
         words.append("--state=PENDING")
     # a signal that came through is not sent twice
     again = _BUSY if signal is None else _NOT_SENT
-    for chunk in _chunks(ids):
-        answer = _ask(*words, *chunk, again=again, known=_OVER)
-        others = [line for line in answer.error.splitlines() if not _OVER.search(line)]
-        if answer.status and any(map(str.strip, others)):
-            raise SlurmFailed(answer.command, answer._replace(error="\n".join(others)).line)
+    if not ids:
+        return
+    answer = _ask(*words, *ids, again=again, known=_OVER)
+    others = [line for line in answer.error.splitlines() if not _OVER.search(line)]
+    if answer.status and any(map(str.strip, others)):
+        raise SlurmFailed(answer.command, answer._replace(error="\n".join(others)).line)
 
 
 _OVER = re.compile(r"already completing or completed|Invalid job id", re.IGNORECASE)

@@ -99,7 +99,7 @@ class BatchQueue:
             from lllaunch.cluster import slurm  # noqa: PLC0415 - most runs are of this machine
 
             try:
-                self._others[job] = slurm.queued([job]).get(job)
+                self._others[job] = slurm.queued(job).get(job)
             except LaunchError:
                 self._answers = False
         return self._others.get(job)

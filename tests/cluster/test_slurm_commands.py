@@ -65,9 +65,9 @@ def test_the_queue_knows_a_job_by_its_directory(slurm: Slurm, folder: Path) -> N
     expected = QueuedJob(job, "RUNNING", "None", nodes, str(folder), "a name")
     assert found == {job: expected._replace(start_time=found[job].start_time)}
     assert len(commands.node_names(nodes)) == 2
-    # one that nobody knows, alone and beside another
-    assert commands.queued(["4"]) == {}
-    assert commands.queued(["4", job]) == found
+    assert commands.queued(job) == found
+    # one that nobody knows
+    assert commands.queued("4") == {}
     facts = commands.job_facts(job)
     assert facts is not None
     assert commands.ending(facts, 0) is None

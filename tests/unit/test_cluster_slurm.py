@@ -413,15 +413,6 @@ def test_limits_are_the_sites_or_slurms_own(tool: Tool) -> None:
     assert slurm.max_array_size() == 1001
 
 
-def test_many_ids_are_asked_for_in_parts(tool: Tool) -> None:
-    tool(
-        "squeue",
-        'last=; for last; do :; done; printf "%s\\037R\\037\\037\\037\\037\\037\\036" "$last"',
-    )
-    found = slurm.queued([str(number) for number in range(2500)])
-    assert [len(ids.split(",")) for ids in found] == [1000, 1000, 500]
-
-
 def test_nothing_of_a_job_around_gets_into_the_next(
     tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,13 +64,13 @@ class FakeSlurm:
         self.cancelled: list[tuple[list[str], str | None]] = []
         self.then: list[Any] = []
 
-    def queued(self, ids: Collection[str] | None = None) -> dict[str, QueuedJob]:
-        self.asked.append(None if ids is None else [*ids])
+    def queued(self, job: str = "") -> dict[str, QueuedJob]:
+        self.asked.append(job)
         if self.then and len(self.asked) > 1:
             self.then.pop(0)()
         if not self.answers:
             raise SlurmFailed("squeue", "no answer")
-        return {id_: job for id_, job in self.jobs.items() if ids is None or id_ in ids}
+        return {id_: each for id_, each in self.jobs.items() if job in {"", id_}}
 
     def job_facts(self, job: str) -> JobFacts | None:
         self.asked.append(job)
@@ -263,7 +263,7 @@ def test_a_list_asks_the_cluster_once(fake: FakeSlurm, capsys: pytest.CaptureFix
     assert lines[0].split()[:5] == ["when", "path", "state", "job", "code"]
     assert sum("queued     0 PENDING (Priority)" in line for line in lines) == 1
     assert sum("  succeeded  9 " in line for line in lines) == 1
-    assert fake.asked == [None]
+    assert fake.asked == [""]
     assert ls.main(["--json", "--state", "queued", "--limit", "1"]) == 0
     (one,) = json.loads(capsys.readouterr().out)
     assert one["queue"] == "PENDING (Priority)"

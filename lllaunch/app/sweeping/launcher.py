@@ -44,7 +44,6 @@ from lllaunch.interrupts import remember_interrupts
 from lllaunch.results.index import remember
 from lllaunch.run.build import Build, BuildQuery
 from lllaunch.run.directory import RESULT
-from lllaunch.run.result import ReturnValue
 from lllaunch.secret_names import redacted_overrides
 from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.sweep.history import read_result
@@ -547,12 +546,7 @@ def _say(text: str) -> None:
 
 
 def _expect_none_queued(place: str) -> None:
-    """Raise if jobs of a sweep that is there are on a cluster: two would run in one directory.
-
-    Raises:
-        ConfigError: some are.
-        SlurmFailed: nobody can tell.
-    """
+    """Raise if jobs of a sweep that is there are on a cluster: two would run in one directory."""
     from lllaunch.cluster import slurm  # noqa: PLC0415 - only of what went to a cluster
 
     arrays = os.path.join(os.path.abspath(place), ARRAYS, "")
@@ -613,7 +607,10 @@ class SweptJob(JobReturn):
         """
         if self._failure is not None:
             raise self._failure
-        return load(read_returned(self._directory))
+        result = read_result(self._directory)
+        if result is None:
+            raise OutputError(os.path.join(self._directory, RESULT), "is not the result of a run")
+        return load(result.return_values.get(0))
 
     def _again(self) -> JobConfig:
         before = HydraConfig.instance().cfg
@@ -624,18 +621,6 @@ class SweptJob(JobReturn):
 
     def __repr__(self) -> str:
         return f"SweptJob(overrides={self.overrides}, status={self.status.name})"
-
-
-def read_returned(directory: str) -> ReturnValue | None:
-    """Return what rank 0 of a run returned, as its result.json has it; None if that is nothing.
-
-    Raises:
-        OutputError: result.json cannot be read.
-    """
-    result = read_result(directory)
-    if result is None:
-        raise OutputError(os.path.join(directory, RESULT), "is not the result of a run")
-    return result.return_values.get(0)
 
 
 def _failure(name: str, end: Settle | None) -> JobFailed:

@@ -99,18 +99,16 @@ def _run(
         again, outer = read_submitted(directory), dict(os.environ)
         launch = complete(again.plan)["launch"]
         need = need_in_task(launch, len(machine.gpus), len(machine.cpus))
-        if need.cpus:
-            _share_cores(need.cpus, launch["nproc"])
+        if need.cpus and isinstance(launch["nproc"], int):
+            # each worker has as many threads as are there for it
+            os.environ.setdefault(_THREADS, str(max(1, need.cpus // launch["nproc"])))
         warm = warm_key(again, batch.snapshot, outer)
         return Prepared(need, tuple(label(number)), directory, payload=again, warm=warm)
 
-    def execute(prepared: Prepared, lease: Lease, spawner: Spawner | None) -> int:
+    def execute(prepared: Prepared, _: Lease, spawner: Spawner | None) -> int:
         """In the process of a job: run it; return its exit code."""
         directory = prepared.directory
         redirect(os.path.join(directory, LOG))
-        if lease.cpus:
-            launch = complete(prepared.payload.plan)["launch"]
-            _share_cores(len(lease.cpus), launch["nproc"])
         account = account_of(directory)
         own = BatchJob(
             directory,
@@ -154,12 +152,6 @@ def _run(
         console.close()
         leases.close()
         spawners.close()
-
-
-def _share_cores(cores: int, nproc: Any) -> None:
-    """In the process of a job: let each worker have as many threads as are there for it."""
-    if isinstance(nproc, int) and _THREADS not in os.environ:
-        os.environ[_THREADS] = str(max(1, cores // nproc))
 
 
 def warm_key(

@@ -284,11 +284,7 @@ class SlurmExecutor(Executor):
                 self._arrays.append((None, len(array.tasks), of_array))
 
     def _queued(self) -> dict[str, QueuedJob]:
-        """Return what is in the queue, when the cluster answers.
-
-        Raises:
-            ClusterSilent: it has not for long.
-        """
+        """Return what is in the queue, when the cluster answers."""
         while True:
             self._heed()
             try:
@@ -305,11 +301,7 @@ class SlurmExecutor(Executor):
     # Composing
 
     def _compose_all(self, all_numbers: Sequence[int]) -> dict[int, Prepared]:
-        """Make the directories of the jobs ready that are not in the queue.
-
-        Raises:
-            SweepRefused: some cannot run.
-        """
+        """Make the directories of the jobs ready that are not in the queue."""
         with contextlib.closing(map_in_forks(self._cluster_of, all_numbers[:1], 1)) as answers:
             first = next(answers)
         self._heed()
@@ -408,11 +400,7 @@ class SlurmExecutor(Executor):
         return arrays_of(jobs, slurm.max_array_size())
 
     def _expect_accepted(self) -> None:
-        """Raise if the cluster would not accept an array: none is submitted then.
-
-        Raises:
-            SubmitFailed: it would not.
-        """
+        """Raise if the cluster would not accept an array: none is submitted then."""
         assert self._answers is not None
         first = {id(array.cluster): array for array in self._arrays_of(self._answers)}
         for array in first.values():
@@ -422,11 +410,7 @@ class SlurmExecutor(Executor):
                 raise slurm.SubmitFailed(command, problem, exit_code=int(ExitCode.CONFIG))
 
     def _submit(self) -> None:
-        """Submit as many arrays as the cluster takes.
-
-        Raises:
-            LaunchError: it takes none, and had none of this sweep; or another reason.
-        """
+        """Submit as many arrays as the cluster takes."""
         while self._to_submit:
             if self.sweep.heed() or self.sweep.ends:
                 return
@@ -530,12 +514,7 @@ class SlurmExecutor(Executor):
     # Following
 
     def _ask(self) -> bool:
-        """Look what has become of jobs, and submit more; return whether the cluster answers.
-
-        Raises:
-            ClusterSilent: it has not for long.
-            LaunchError: another reason.
-        """
+        """Look what has become of jobs, and submit more; return whether the cluster answers."""
         try:
             self._look_at_queue()
             self._submit()
