@@ -6,6 +6,7 @@ import contextlib
 import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
@@ -45,25 +46,20 @@ class JobConfig(NamedTuple):
         return cfg
 
 
+@dataclass(eq=False)
 class Composer:
-    """Composes the jobs of one sweep.
+    """Composes the jobs of one sweep."""
 
-    ``users_own``: whether the app is a user's own that knows nothing of lllaunch.
-    """
+    context: HydraContext
+    master: DictConfig
+    user: UserFunction | None
+    # whether the app is a user's own that knows nothing of lllaunch
+    users_own: bool = False
+    # the sweep's directory, absolute; empty for where the config says
+    sweep_dir: str = ""
 
-    def __init__(
-        self,
-        context: HydraContext,
-        master: DictConfig,
-        user: UserFunction | None,
-        users_own: bool = False,
-    ) -> None:
-        self.context = context
-        self.user = user
-        self.master = master
-        self.users_own = users_own
-        self.sweep_dir = ""  # the sweep's directory, absolute; empty for where the config says
-        self.for_cluster = self.goes_to_cluster(master)
+    def __post_init__(self) -> None:
+        self.for_cluster = self.goes_to_cluster(self.master)
 
     def goes_to_cluster(self, config: DictConfig) -> bool:
         """Return whether the job of a config goes to a cluster, of its own or the launcher's."""

@@ -7,7 +7,7 @@ import hashlib
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.utils import env_override, filter_overrides, run_job
@@ -129,26 +129,20 @@ class Planned(NamedTuple):
     warm: SpawnerKey | None
 
 
+@dataclass(eq=False)
 class SweepJobs:
     """Makes and runs the jobs of a sweep, each in a process forked for it."""
 
-    def __init__(
-        self,
-        composer: Composer,
-        task_function: Callable[[DictConfig], Any],
-        machine: SweepMachine,
-        environ: Mapping[str, str],
-    ) -> None:
-        self.composer = composer
-        self._task_function = task_function
-        self.machine = machine
-        self._environ = dict(environ)
-        self.build: Build | None = None
-        self._reported = Reported()
-        # hash of the plan of each job of a locked sweep, when it was tried beforehand
-        self.admitted: Mapping[str, str] = {}
-        # of the code that the jobs run on this machine; None for what it is then
-        self.snapshot: Snapshot | None = None
+    composer: Composer
+    _task_function: Callable[[DictConfig], Any]
+    machine: SweepMachine
+    _environ: Mapping[str, str]
+    build: Build | None = None
+    _reported: Reported = field(default_factory=Reported)
+    # hash of the plan of each job of a locked sweep, when it was tried beforehand
+    admitted: Mapping[str, str] = field(default_factory=dict)
+    # of the code that the jobs run on this machine; None for what it is then
+    snapshot: Snapshot | None = None
 
     def plan(self, overrides: Sequence[str], number: int, directory: str | None = None) -> Planned:
         """Composes a job and decides what it is.

@@ -14,7 +14,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from msgspec import structs
@@ -106,57 +106,48 @@ class _ToldToEnd(Exception):
     """A signal ends the sweep before all jobs are composed."""
 
 
+@dataclass(eq=False)
 class SlurmExecutor(Executor):
     """The jobs of a sweep on a cluster: to start one is to submit it, several of them as an array.
 
     What is asked for with one start, and what may go back into the queue after a failure, is up to
     the batch jobs: of each the scheduler sees one attempt.
 
-    ``prepare``: composes a job, in a fork. ``review``: what it returns of that counts.
-    ``at_once``: whether these are all jobs of the sweep.
     """
 
     queues = True
 
-    def __init__(
-        self,
-        session: SweepSession,
-        composer: Composer,
-        policy: SweepPolicy,
-        batch: Batch,
-        prepare: Callable[[int], Answer],
-        review: Callable[[int, Prepared], Answer],
-        say: Callable[[str], object],
-        *,
-        at_once: bool,
-    ) -> None:
-        self._at_once = at_once
-        self._say = say
-        self._session = session
-        self._composer = composer
-        self._policy = policy
-        self._batch = batch
-        self._prepare = prepare
-        self._review = review
-        self._in_queue: dict[int, SubmittedJob] = {}
-        # what was composed and is not in the queue, once all of it is
-        self._answers: dict[int, Prepared] | None = None
-        self._starts: list[int] = []
-        self._to_submit: deque[Array] = deque()
-        self._detached = False
-        self._snapshot: Snapshot | None = None
-        # who holds it, if it is temporary and not all jobs are in the queue
-        self._holders: list[str] = []
-        # directory and submission of the first of those, if the cluster had no room for it
-        self._ready: tuple[str, Submission] | None = None
-        # whether that, or what an earlier launcher had, may be in the queue
-        self._unsure = False
-        # what was submitted: what for, how many tasks, its id; None for an earlier launcher's
-        self._arrays: list[tuple[Cluster | None, int, str]] = []
-        self._waits_for_room = False
-        # since when the cluster has not answered, and when it is asked next, by the sweep's clock
-        self._silent: float | None = None
-        self._ask_at, self._pause, self._longest_pause = 0.0, _PAUSE, float(Cluster.poll_s)
+    _session: SweepSession
+    _composer: Composer
+    _policy: SweepPolicy
+    _batch: Batch
+    # composes a job, in a fork; and what of that counts
+    _prepare: Callable[[int], Answer]
+    _review: Callable[[int, Prepared], Answer]
+    _say: Callable[[str], object]
+    # whether these are all jobs of the sweep
+    _at_once: bool
+    _in_queue: dict[int, SubmittedJob] = field(default_factory=dict)
+    # what was composed and is not in the queue, once all of it is
+    _answers: dict[int, Prepared] | None = None
+    _starts: list[int] = field(default_factory=list)
+    _to_submit: deque[Array] = field(default_factory=deque)
+    _detached: bool = False
+    _snapshot: Snapshot | None = None
+    # who holds it, if it is temporary and not all jobs are in the queue
+    _holders: list[str] = field(default_factory=list)
+    # directory and submission of the first of those, if the cluster had no room for it
+    _ready: tuple[str, Submission] | None = None
+    # whether that, or what an earlier launcher had, may be in the queue
+    _unsure: bool = False
+    # what was submitted: what for, how many tasks, its id; None for an earlier launcher's
+    _arrays: list[tuple[Cluster | None, int, str]] = field(default_factory=list)
+    _waits_for_room: bool = False
+    # since when the cluster has not answered, and when it is asked next, by the sweep's clock
+    _silent: float | None = None
+    _ask_at: float = 0.0
+    _pause: float = _PAUSE
+    _longest_pause: float = Cluster().poll_s
 
     # What the scheduler decides
 
