@@ -7,13 +7,12 @@ an operation is over NCCL says as its state; gloo only retires it, also when it 
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -32,7 +31,6 @@ from lllaunch.watchdog.evidence import (
 )
 
 _NAME = 60
-_MOST_ENTRIES = 20_000
 _MOST_TENSORS = 16
 _MOST_PLACES = 2
 _SHOWN_TENSORS = 3
@@ -69,32 +67,23 @@ def read_trace(data: bytes, rank: int, *, ended: bool = False) -> RankTrace | No
     """Read what torch tells of a rank's collectives.
 
     ``data``: JSON of ``{"groups": {name: ranks}, "traces": [...]}``, each trace one of the flight
-    recorder's (versions 2.1 to 2.10 have what is needed here). What is not understood is
-    passed over. ``ended``: whether the rank was about to end: what is retired may have failed.
-    Returns None if nothing is known of it.
+    recorder's (versions 2.1 to 2.10 have what is needed here). ``ended``: whether the rank was
+    about to end: what is retired may have failed. Returns None if nothing is known of it.
     """
     try:
-        told = msgspec.convert(json.loads(data), _Document)
+        told = msgspec.json.decode(data, type=_Document)
     except (ValueError, RecursionError):
         return None
     members: dict[str, tuple[int, ...]] = {}
     groups: dict[str, GroupTrace] = {}
-    known = False
-    for each in told.traces:
-        trace = _as(_Trace, each)
-        if trace is not None:
-            # One without entries is of a rank that has called nothing yet.
-            known = known or trace.version is not None
-            for name, value in (_as(dict[str, Any], trace.pg_config) or {}).items():
-                # as text, or not at all (gloo)
-                text = value.get("ranks") if isinstance(value, dict) else None
-                numbers = re.findall(r"\d{1,9}", text) if isinstance(text, str) else []
-                members[name] = _ranks([*map(int, numbers)])
-            _read_entries(trace.entries, groups, ended=ended)
-    if not known:
+    for trace in told.traces:
+        for name, config in trace.pg_config.items():
+            members[name] = tuple(sorted(map(int, re.findall(r"\d{1,9}", config.ranks))))
+        _read_entries(trace.entries, groups, ended=ended)
+    # One without entries is of a rank that has called nothing yet.
+    if not any(trace.version for trace in told.traces):
         return None
-    of_groups = _as(dict[str, Any], told.groups) or {}
-    members |= {name: ranks for name, value in of_groups.items() if (ranks := _ranks(value))}
+    members |= {name: tuple(sorted(ranks)) for name, ranks in told.groups.items() if ranks}
     for name, ranks in members.items():
         if ranks:
             groups.setdefault(name, GroupTrace(name, DEFAULT if name == "0" else ""))
@@ -104,90 +93,72 @@ def read_trace(data: bytes, rank: int, *, ended: bool = False) -> RankTrace | No
     )
 
 
-class _Document(msgspec.Struct):
-    groups: Any = None
-    traces: list[Any] = []
-
-
-class _Trace(msgspec.Struct):
-    version: Any = None
-    pg_config: Any = None
-    entries: Any = None
-
-
 class _Entry(msgspec.Struct):
     """A call, as the flight recorder has it."""
 
-    process_group: Annotated[list[str], msgspec.Meta(min_length=1)]  # its name and description
-    collective_seq_id: Annotated[int, msgspec.Meta(ge=1)]
-    profiling_name: str
-    state: Any = None
-    retired: Any = False
+    process_group: list[str] = []  # its name and description
+    collective_seq_id: int = 0
+    profiling_name: str = ""
+    state: str | None = None
+    retired: bool = False
     input_sizes: list[list[int]] = []
     input_dtypes: list[str] = []
     time_created_ns: int = 0
     is_p2p: bool = False
 
 
-_T = TypeVar("_T")
+class _Config(msgspec.Struct):
+    ranks: str = ""  # ``[0, 1]``; of gloo there are none
 
 
-def _as(kind: type[_T], value: object) -> _T | None:
-    """Plain data as a type; None if it is none."""
-    try:
-        return msgspec.convert(value, kind)
-    except (msgspec.ValidationError, RecursionError):
-        return None
+class _Trace(msgspec.Struct):
+    version: str = ""
+    pg_config: dict[str, _Config] = {}
+    entries: list[_Entry] = []
 
 
-def _ranks(value: object) -> tuple[int, ...]:
-    return tuple(sorted(_as(list[int], value) or ()))
+class _Document(msgspec.Struct):
+    groups: dict[str, list[int]] = {}
+    traces: list[_Trace] = []
 
 
-def _read_entries(entries: Any, groups: dict[str, GroupTrace], *, ended: bool) -> None:
+def _read_entries(entries: Iterable[_Entry], groups: dict[str, GroupTrace], *, ended: bool) -> None:
     calls: dict[str, list[Call]] = defaultdict(list)
     descriptions: dict[str, str] = {}
     kept: set[str] = set()
-    for each in (_as(list[Any], entries) or [])[-_MOST_ENTRIES:]:
-        entry = _as(_Entry, each)
-        if entry is None or entry.is_p2p:
+    for entry in entries:
+        if entry.is_p2p or not entry.process_group or entry.collective_seq_id < 1:
             continue
         name = entry.process_group[0]
         descriptions[name] = printable(entry.process_group[-1], _NAME)
         knows = entry.state in _KEPT
-        over = entry.state == "completed" if knows else entry.retired is True and not ended
+        over = entry.state == "completed" if knows else entry.retired and not ended
         if knows or over:
             kept.add(name)
-        call = _call(entry, completed=over)
+        backend, _, operation = entry.profiling_name.partition(":")
+        operation = printable(operation if backend in _BACKENDS else entry.profiling_name, _NAME)
+        sizes = tuple(map(tuple, entry.input_sizes[:_MOST_TENSORS]))
+        dtypes = tuple(
+            _DTYPES.get(name, printable(name.lower(), _NAME))
+            for name in entry.input_dtypes[:_MOST_TENSORS]
+        )
+        number, at = entry.collective_seq_id, max(0, entry.time_created_ns)
+        call = Call(number, operation, sizes, dtypes, at, over)
         last = calls[name][-1] if calls[name] else None
         if (
             last is not None
-            and call.number == last.number
-            and (last.operation == call.operation or "coalesced" in call.operation)
+            and number == last.number
+            and (last.operation == operation or "coalesced" in operation)
         ):
             # Several that are one to the backend: their sizes come one by one.
             call = replace(call, sizes=(), dtypes=())
             calls[name].pop()
-        elif last is not None and call.number <= last.number:
+        elif last is not None and number <= last.number:
             # The group was destroyed, and another one has its name.
             calls[name].clear()
         calls[name].append(call)
     for name, found in calls.items():
         groups[name] = GroupTrace(name, descriptions[name], (), tuple(found), name in kept)
-
-
-def _call(entry: _Entry, *, completed: bool) -> Call:
-    backend, _, operation = entry.profiling_name.partition(":")
-    tensors = entry.input_sizes[:_MOST_TENSORS]
-    dtypes = entry.input_dtypes[:_MOST_TENSORS]
-    return Call(
-        entry.collective_seq_id,
-        printable(operation if backend in _BACKENDS else entry.profiling_name, _NAME),
-        tuple(map(tuple, tensors)),
-        tuple(_DTYPES.get(name, printable(name.lower(), _NAME)) for name in dtypes),
-        max(0, entry.time_created_ns),
-        completed,
-    )
 
 
 def latest(trace: RankTrace, most: int = MOST_TOLD) -> RankTrace:
