@@ -121,7 +121,9 @@ class NodeAnswer(Record, frozen=True):
 
 
 class Answer(Record, frozen=True):
-    """Where the workers stand."""
+    """Where the workers stand, or why that is not told."""
+
+    BESIDE = frozenset({"error"})
 
     version: int = VERSION
     time_ns: int = 0  # a moment before any of them was asked
@@ -131,17 +133,8 @@ class Answer(Record, frozen=True):
     world_size: int = 0
     ranks: tuple[RankAnswer, ...] = ()
     nodes: tuple[NodeAnswer, ...] = ()  # none if there is one
-
-
-class Refusal(Record, frozen=True):
-    """Why there is no answer; as of `RequestRefused`."""
-
-    code: str = ""
-    text: str = ""
-
-
-class _Reply(Answer, frozen=True):
-    error: Refusal | None = None
+    # ``code`` and ``text`` of a `RequestRefused`; None with an answer
+    error: Mapping[str, str] | None = None
 
 
 def read_answer(line: bytes) -> Answer:
@@ -152,11 +145,11 @@ def read_answer(line: bytes) -> Answer:
         ValueError: it cannot be understood.
     """
     try:
-        reply = decode_record(line, _Reply)
+        reply = decode_record(line, Answer)
     except RecursionError:
         raise ValueError("the answer is nested too deeply") from None
     if reply.error is not None:
-        raise RequestRefused(reply.error.code, reply.error.text)
+        raise RequestRefused(reply.error.get("code", ""), reply.error.get("text", ""))
     if reply.version != VERSION:
         raise RequestRefused("version", f"it speaks version {reply.version}")
     return reply

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -93,18 +93,63 @@ def place(frames: Sequence[Frame]) -> tuple[Frame, ...]:
 
 
 def blame(stacks: Sequence[RankStack], finding: Finding) -> Blame:
-    """Judge who hangs.
+    """Judge who hangs: the first rule says it that names somebody.
 
     Returns local ranks; none where nothing can be told.
     """
     if isinstance(finding, (OverMemory, NotFinite)):
         return Blame(hung=(finding.rank,))
     levels = {stack.rank: waits(stack.frames) for stack in stacks if stack.frames}
-    found = _recorded(stacks, levels)
-    if found is not None and found.kind == "absent" and not _is_free(found, stacks, levels):
-        # It is true, but whoever does not wait at all keeps those from coming.
-        found = replace(found, at_fault=())
-    return replace(_judged(stacks, finding, levels, found), collectives=found)
+    known = {stack.trace.rank: stack for stack in stacks if stack.trace is not None}
+    found = compare(
+        {rank: stack.trace for rank, stack in known.items() if stack.trace is not None},
+        {rank: levels[stack.rank] for rank, stack in known.items() if stack.rank in levels},
+        {
+            rank: f"{frame.file}:{frame.line}"
+            for rank, stack in known.items()
+            for frame in [frame for frame in stack.frames if is_own(frame)][:1]
+        },
+    )
+    fault = set() if found is None else {known[rank].rank for rank in found.at_fault}
+    if found is not None and found.kind == "absent":
+        least = min(levels.values(), default=Waits.NO)
+        if all(levels.get(rank, Waits.NO) > least for rank in fault):
+            # It is true, but whoever does not wait at all keeps those from coming.
+            found, fault = replace(found, at_fault=()), set()
+    rules = _rules(stacks, finding, levels, fault)
+    hung: set[int] = next(filter(None, rules), set())
+    waiting = [rank for rank, level in levels.items() if hung and level and rank not in hung]
+    return Blame(tuple(sorted(hung)), tuple(sorted(waiting)), found)
+
+
+def _rules(
+    stacks: Sequence[RankStack], finding: Finding, levels: Mapping[int, Waits], fault: set[int]
+) -> Iterator[set[int]]:
+    """Yield who hangs by each rule, the surest first; nobody where it says nothing.
+
+    ``fault``: those who left out a collective of which torch has a record.
+    """
+    least, most = min(levels.values(), default=Waits.NO), max(levels.values(), default=Waits.NO)
+    stuck = {stack.rank for stack in stacks if stack.state in CANNOT_RUN}
+    if isinstance(finding, TimerExpired):
+        # one that surely waits for another that can be named only waits
+        waits_too = levels.get(finding.rank) is Waits.SURELY and finding.rank not in stuck
+        yield {finding.rank} if not waits_too or not (stuck or least < Waits.SURELY) else set()
+    yield stuck
+    yield {stack.rank for stack in stacks if stack.locks}
+    yield fault
+    if least < most:
+        yield {rank for rank, level in levels.items() if level == least}
+    # Either all may wait for others, or none does: who is elsewhere stands apart.
+    together: dict[tuple[Frame, ...], set[int]] = defaultdict(set)
+    for stack in stacks:
+        if stack.frames:
+            together[place(stack.frames)].add(stack.rank)
+    by_size = sorted(together.values(), key=len, reverse=True)
+    if len(by_size) > 1 and len(by_size[0]) > len(by_size[1]):
+        yield set().union(*by_size[1:])
+    named = set(suspects(finding))
+    yield named if named < {stack.rank for stack in stacks} else set()
 
 
 def blame_now(stacks: Sequence[RankStack], time_ns: int) -> Blame:
@@ -138,82 +183,6 @@ def _lasts(found: Disagreement, stacks: Iterable[RankStack], time_ns: int) -> bo
         for stack in stacks
         if stack.trace is not None and stack.trace.rank in ranks
     )
-
-
-def _is_free(found: Disagreement, stacks: Iterable[RankStack], levels: Mapping[int, Waits]) -> bool:
-    """Whether nobody waits less surely than some of those who are said to be at fault."""
-    ranks = {
-        stack.rank
-        for stack in stacks
-        if stack.trace is not None and stack.trace.rank in found.at_fault
-    }
-    least = min(levels.values(), default=Waits.NO)
-    return any(levels.get(rank, Waits.NO) <= least for rank in ranks)
-
-
-def _recorded(stacks: Iterable[RankStack], levels: Mapping[int, Waits]) -> Disagreement | None:
-    """What torch's recorders say of the ranks."""
-    known = {stack.trace.rank: stack for stack in stacks if stack.trace is not None}
-    return compare(
-        {rank: stack.trace for rank, stack in known.items() if stack.trace is not None},
-        {rank: levels[stack.rank] for rank, stack in known.items() if stack.rank in levels},
-        {
-            rank: next(
-                (f"{frame.file}:{frame.line}" for frame in stack.frames if is_own(frame)), ""
-            )
-            for rank, stack in known.items()
-        },
-    )
-
-
-def _judged(
-    stacks: Sequence[RankStack],
-    finding: Finding,
-    levels: Mapping[int, Waits],
-    found: Disagreement | None,
-) -> Blame:
-    stuck = {stack.rank for stack in stacks if stack.state in CANNOT_RUN}
-    if isinstance(finding, TimerExpired) and not _innocent(finding.rank, levels, stuck):
-        return _blamed({finding.rank}, levels)
-    stuck = stuck or {stack.rank for stack in stacks if stack.locks}
-    if stuck:
-        return _blamed(stuck, levels)
-    if found is not None and found.at_fault:
-        local = {stack.trace.rank: stack.rank for stack in stacks if stack.trace is not None}
-        return _blamed({local[rank] for rank in found.at_fault}, levels)
-    if levels and min(levels.values()) < max(levels.values()):
-        least = min(levels.values())
-        return _blamed({rank for rank, level in levels.items() if level == least}, levels)
-    # Either all may wait for others, or none does: who is elsewhere stands apart.
-    places = {stack.rank: place(stack.frames) for stack in stacks if stack.frames}
-    named = set(suspects(finding))
-    some = named if named < {stack.rank for stack in stacks} else set()
-    return _blamed(_minority(places) or some, levels)
-
-
-def _innocent(rank: int, levels: Mapping[int, Waits], stuck: set[int]) -> bool:
-    """Whether the one whose timer ran out only waits, for another that can be named."""
-    if levels.get(rank, Waits.NO) is not Waits.SURELY or rank in stuck:
-        return False
-    return bool(stuck) or min(levels.values()) < Waits.SURELY
-
-
-def _blamed(hung: set[int], levels: Mapping[int, Waits]) -> Blame:
-    if not hung:
-        return Blame()
-    waiting = [rank for rank, level in levels.items() if level and rank not in hung]
-    return Blame(tuple(sorted(hung)), tuple(sorted(waiting)))
-
-
-def _minority(places: Mapping[int, tuple[Frame, ...]]) -> set[int]:
-    """Ranks that are not where most are; none if all are, or if no place has most."""
-    together: dict[tuple[Frame, ...], set[int]] = defaultdict(set)
-    for rank, where in places.items():
-        together[where].add(rank)
-    by_size = sorted(together.values(), key=len, reverse=True)
-    if len(by_size) < 2 or len(by_size[0]) == len(by_size[1]):
-        return set()
-    return set().union(*by_size[1:])
 
 
 def _is_one_of(path: str, parts: Iterable[str]) -> bool:
