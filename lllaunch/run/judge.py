@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from lllaunch.run.observer import AttemptRecord
     from lllaunch.run.result import AnyWorker, Cause
     from lllaunch.supervisor.machine import GroupStacks
-    from lllaunch.watchdog.evidence import Blame, Disagreement, RankStack
+    from lllaunch.watchdog.evidence import Blame, Disagreement, RankStack, RankTrace
     from lllaunch.watchdog.findings import Finding
 
 
@@ -153,20 +153,12 @@ def _first_of(failures: Mapping[int, RootCause], lost: Collection[int]) -> RootC
     One exception: a worker that says it lost its peer is not first if a peer failed for a reason
     of its own at about the same time.
     """
-
-    def by_time(failure: RootCause) -> tuple[int, int]:
-        return failure.time_ns, failure.rank or 0
-
-    first = min(failures.values(), key=by_time, default=None)
-    if first is None or first.local_rank not in lost:
-        return first
-    latest = first.time_ns + LOST_PEER_WINDOW_NS
-    own = [
-        failure
-        for rank, failure in failures.items()
-        if rank not in lost and failure.time_ns <= latest
-    ]
-    return min(own, key=by_time, default=first)
+    by_time = sorted(failures.values(), key=lambda each: (each.time_ns, each.rank or 0))
+    if not by_time or by_time[0].local_rank not in lost:
+        return by_time[0] if by_time else None
+    latest = by_time[0].time_ns + LOST_PEER_WINDOW_NS
+    own = (each for each in by_time if each.local_rank not in lost and each.time_ns <= latest)
+    return next(own, by_time[0])
 
 
 def _lost_peer(failure: RootCause) -> bool:
@@ -185,7 +177,7 @@ def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> Attemp
         if (failure := failure_of(worker, record)) is not None
     }
     hang = None if all(worker.succeeded for worker in record.workers) else record.hang
-    root = _root(record, failures, hang)
+    root = next(filter(None, _roots(record, failures, hang)), None)
     workers = tuple(
         _judged(worker, record, failures.get(worker.local_rank), root) for worker in record.workers
     )
@@ -207,10 +199,10 @@ def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> Attemp
     )
 
 
-def _root(
+def _roots(
     record: AttemptRecord, failures: dict[int, RootCause], hang: Hang | None
-) -> RootCause | None:
-    """Return what came first: a failure, a finding of the watchdog, or the end of all at once."""
+) -> Iterator[RootCause | None]:
+    """Yield what may have come first, as far as it did: the first of these that is known counts."""
     own = {
         rank: failure
         for rank, failure in failures.items()
@@ -219,49 +211,41 @@ def _root(
     lost = {rank for rank, failure in own.items() if _lost_peer(failure)}
     first = _first_of(own, lost)
     by_peer = first is not None and first.local_rank in lost
-    gone = _root_of_lost(record, first, by_peer=by_peer)
-    if gone is not None:
-        return gone
+    gone, end = record.group_lost, record.group_end
+    if gone is not None and (first is None or by_peer or isinstance(first.cause, KilledBySignal)):
+        # Workers notice that they have lost others before it is known that a node is gone.
+        times = (first.time_ns if first is not None else 0, end.time_ns if end is not None else 0)
+        at = min(filter(None, times), default=record.ended_ns)
+        yield _of_attempt(record, NodeGone(gone.node, gone.text), at)
     # what the watchdog of another node found is known as a finding here as well
-    elsewhere = None if hang is not None else _root_of_nodes(record)
-    preflight = None if hang is not None else _root_of_preflight(record)
-    if preflight is not None:
-        later = elsewhere is None or elsewhere.time_ns > preflight.time_ns
-        return preflight if later else elsewhere
-    # Clocks differ by some milliseconds, and who lost a peer did not fail first.
-    leeway = LOST_PEER_WINDOW_NS if by_peer else 0
-    if elsewhere is not None and (
-        first is None
-        or isinstance(elsewhere.cause, NodesJoined)
-        or elsewhere.time_ns <= first.time_ns + leeway
-    ):
-        return elsewhere
+    if hang is None:
+        elsewhere, preflight = _root_of_nodes(record), _root_of_preflight(record)
+        if preflight is not None:
+            both = (preflight,) if elsewhere is None else (elsewhere, preflight)
+            yield min(both, key=lambda each: each.time_ns)
+        # Clocks differ by some milliseconds, and who lost a peer did not fail first.
+        leeway = LOST_PEER_WINDOW_NS if by_peer else 0
+        if elsewhere is not None and (
+            first is None
+            or isinstance(elsewhere.cause, NodesJoined)
+            or elsewhere.time_ns <= first.time_ns + leeway
+        ):
+            yield elsewhere
     if first is not None:
-        left = _left_early(record, first) if by_peer else None
-        return left or _with_others(first, record, hang)
-    return _root_of_group(record) if hang is None else _root_of_hang(record, hang)
+        worker = next(each for each in record.workers if each.local_rank == first.local_rank)
+        if by_peer:
+            yield _left_early(record, first, worker.trace)
+        collectives, explanation = _disagreement(record), first.explanation
+        if collectives is not None and worker.misfit is not None:
+            text = misfit_text(worker.misfit, whose_known=True)
+            explanation = Explanation("itself", "likely", text)
+        yield replace(first, hang=hang, collectives=collectives, explanation=explanation)
+    yield _root_of_group(record) if hang is None else _root_of_hang(record, hang)
 
 
 def _of_attempt(record: AttemptRecord, cause: Cause, time_ns: int, **more: Any) -> RootCause:
     """Return a cause that is not of one worker."""
     return RootCause(attempt=record.number, cause=cause, time_ns=time_ns, **more)
-
-
-def _root_of_lost(
-    record: AttemptRecord, own: RootCause | None, *, by_peer: bool
-) -> RootCause | None:
-    """Return a node that was gone when the attempt ended, unless a worker failed by itself.
-
-    Workers notice that they have lost others before it is known that a node is gone.
-    """
-    lost, end = record.group_lost, record.group_end
-    if lost is None:
-        return None
-    if own is not None and not (by_peer or isinstance(own.cause, KilledBySignal)):
-        return None
-    times = [own.time_ns if own is not None else 0, end.time_ns if end is not None else 0]
-    at = min(filter(None, times), default=record.ended_ns)
-    return _of_attempt(record, NodeGone(lost.node, lost.text), at)
 
 
 def _root_of_preflight(record: AttemptRecord) -> RootCause | None:
@@ -297,20 +281,6 @@ def _root_of_nodes(record: AttemptRecord) -> RootCause | None:
     return _of_attempt(record, cause, end.time_ns or record.ended_ns, rank=end.rank)
 
 
-def _with_others(failure: RootCause, record: AttemptRecord, hang: Hang | None) -> RootCause:
-    """Return a failure with what is known of the other workers."""
-    collectives, explanation = _disagreement(record), failure.explanation
-    worker = _worker(record, failure)
-    if collectives is not None and worker.misfit is not None:
-        text = misfit_text(worker.misfit, whose_known=True)
-        explanation = Explanation("itself", "likely", text)
-    return replace(failure, hang=hang, collectives=collectives, explanation=explanation)
-
-
-def _worker(record: AttemptRecord, failure: RootCause) -> WorkerRecord:
-    return next(each for each in record.workers if each.local_rank == failure.local_rank)
-
-
 def _disagreement(record: AttemptRecord) -> Disagreement | None:
     """Return which collective the workers that failed had called in different ways, or None.
 
@@ -334,7 +304,9 @@ def _disagreement(record: AttemptRecord) -> Disagreement | None:
     return found if found is not None and found.kind in ("arguments", "operations") else None
 
 
-def _left_early(record: AttemptRecord, failure: RootCause) -> RootCause | None:
+def _left_early(
+    record: AttemptRecord, failure: RootCause, trace: RankTrace | None
+) -> RootCause | None:
     """Return as the cause who ended with success while others were in a collective operation.
 
     All that those say is that their connections broke. Where most have ended with success, it is
@@ -351,7 +323,6 @@ def _left_early(record: AttemptRecord, failure: RootCause) -> RootCause | None:
         return None
     at, last = max(left, key=lambda each: each[0])
     call, operation = users_call(failure.traceback), ""
-    trace = _worker(record, failure).trace
     if trace is not None:
         from lllaunch.watchdog.collectives import last_operation  # noqa: PLC0415 - seldom
 
