@@ -59,7 +59,6 @@ _BUSY_SECONDS = 10.0
 _LOOK_SECONDS = 5.0
 # Beyond these, of those that other nodes take.
 _NODES_SECONDS = 10.0
-_CHUNK = 1 << 17
 # After an error of the listening socket's own (no descriptors are left), seconds.
 _PAUSE = 1.0
 # Answers that are being taken when the run ends may take so long, seconds.
@@ -175,7 +174,6 @@ def ask(directory: str, request: Request, seconds: float = ANSWER_SECONDS) -> An
         OSError: there is no socket, nobody listens, it is another user's, ...; ``TimeoutError``
             if there is no answer in time.
     """
-    until = time.monotonic() + seconds
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(seconds)
         with short_address(os.path.join(directory, SOCKET)) as address:
@@ -185,33 +183,28 @@ def ask(directory: str, request: Request, seconds: float = ANSWER_SECONDS) -> An
             raise PermissionError(errno.EPERM, "somebody else's process listens there")
         connection.sendall(request.to_json())
         try:
-            line = _line(connection, until, _MOST_ANSWER)
+            line = _line(connection, seconds, _MOST_ANSWER)
         except EOFError:
             raise ConnectionResetError("the launcher closed the connection") from None
     return read_answer(line)
 
 
-def _line(connection: socket.socket, until: float, most: int) -> bytes:
+def _line(connection: socket.socket, seconds: float, most: int) -> bytes:
     """Read one line, without its end.
 
     Raises:
         EOFError: the other side has closed it.
-        OSError: it is gone; ``TimeoutError`` if the line is not there in time.
+        OSError: it is gone; ``TimeoutError`` if nothing comes in time.
         ValueError: the line is too long.
     """
-    data, block = bytearray(), b""
-    while b"\n" not in block:
-        left = until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        connection.settimeout(left)
-        block = connection.recv(_CHUNK)
-        if not block:
-            raise EOFError
-        data += block
-        if len(data) > most:
-            raise ValueError(f"is longer than {most} bytes")
-    return bytes(data.partition(b"\n")[0])
+    connection.settimeout(seconds)
+    with connection.makefile("rb") as file:
+        line = file.readline(most + 1)
+    if line.endswith(b"\n"):
+        return line[:-1]
+    if len(line) > most:
+        raise ValueError(f"is longer than {most} bytes")
+    raise EOFError
 
 
 # Clients
@@ -245,7 +238,8 @@ class ControlSocket:
     def __init__(self, directory: str) -> None:
         self._path = os.path.join(os.path.abspath(directory), SOCKET)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        self._thread: threading.Thread | None = None
+        self._serving = False
+        self._thread: threading.Thread | None = None  # of the last client
         self._connection: socket.socket | None = None
         self._answer: Future[Mapping[str, Any]] = Future()
         self._asked: queue.SimpleQueue[Question] = queue.SimpleQueue()
@@ -268,20 +262,21 @@ class ControlSocket:
 
     def files(self) -> list[Any]:
         """Descriptors that are readable when `dispatch` has something to do."""
-        return [self._listener if self._thread is None else self._event]
+        return [self._event if self._serving else self._listener]
 
     def dispatch(self) -> list[Question]:
         """Let the next client in, without waiting; return what is asked since."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._event)
-        if self._thread is None and wait_readable(self._listener, 0):
-            self._answer = Future()
-            self._thread = threading.Thread(target=self._serve, args=(self._answer,), daemon=True)
+        if not self._serving and wait_readable(self._listener, 0):
+            self._answer, self._serving = Future(), True
+            thread = threading.Thread(target=self._serve, args=(self._answer,), daemon=True)
             try:
-                self._thread.start()
+                thread.start()
+                self._thread = thread
             except RuntimeError:
                 # there are too many threads
-                self._thread = None
+                self._serving = False
                 self._listener.accept()[0].close()
         return [] if self._asked.empty() else [self._asked.get()]
 
@@ -304,7 +299,7 @@ class ControlSocket:
                     document = refused.to_json()
                 self._connection.settimeout(_TAKE_SECONDS)
                 self._connection.sendall(json.dumps(document).encode() + b"\n")
-        self._thread = None
+        self._serving = False
         os.eventfd_write(self._event, 1)
 
     def _question(self, connection: socket.socket, answer: Future[Mapping[str, Any]]) -> Question:
@@ -314,7 +309,7 @@ class ControlSocket:
             RequestRefused: it asks for nothing that there is, or may not ask.
         """
         try:
-            line = _line(connection, time.monotonic() + _REQUEST_SECONDS, _MOST_REQUEST)
+            line = _line(connection, _REQUEST_SECONDS, _MOST_REQUEST)
         except ValueError as error:
             raise RequestRefused("request", str(error)) from None
         pid, uid = _peer(connection)
@@ -331,14 +326,13 @@ class ControlSocket:
         self._listener.close()
         # who has its answer takes it; nobody asks any more
         self._answer.cancel()
-        thread, connection = self._thread, self._connection
-        if thread is not None:
+        if self._thread is not None:
             with contextlib.suppress(OSError):
-                if connection is not None:
-                    connection.shutdown(socket.SHUT_RD)
-            thread.join(_LAST_SECONDS)
+                if self._connection is not None:
+                    self._connection.shutdown(socket.SHUT_RD)
+            self._thread.join(_LAST_SECONDS)
         # a thread that is late writes to it
-        if self._event >= 0 and self._thread is None:
+        if self._event >= 0 and not (self._thread and self._thread.is_alive()):
             os.close(self._event)
             self._event = -1
 

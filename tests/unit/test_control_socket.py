@@ -123,7 +123,7 @@ def test_a_request_may_come_in_pieces_and_end_what_is_written(
 ) -> None:
     line = Request().to_json()
     peer = connected(tmp_path, line[:7])
-    assert served(server, lambda _: server._thread) == []
+    assert served(server, lambda _: server._serving) == []
     peer.sendall(line[7:])
     peer.shutdown(socket.SHUT_WR)
     (asked,) = served(server, bool)
@@ -142,7 +142,7 @@ def test_an_answer_that_is_longer_than_what_the_kernel_keeps(
     text = "x" * 3_000_000
     asked.tell({"version": VERSION, "text": text})
     assert line_of(peer) == {"version": VERSION, "text": text}
-    served(server, lambda _: server._thread is None)
+    served(server, lambda _: not server._serving)
 
 
 @pytest.mark.parametrize("sent", [b"\x00\xff\n", b"x" * 70_000, b'{"ask": 1}\n'])
@@ -150,7 +150,7 @@ def test_garbage_is_answered_with_an_error(
     server: ControlSocket, tmp_path: Path, sent: bytes
 ) -> None:
     peer = connected(tmp_path, sent)
-    assert served(server, lambda _: server._thread is None and wait_readable(peer, 0)) == []
+    assert served(server, lambda _: not server._serving and wait_readable(peer, 0)) == []
     error = line_of(peer)["error"]
     assert error["code"] in {"request", "version"}
     assert error["text"]
@@ -164,7 +164,7 @@ def test_who_hangs_up_is_forgotten(server: ControlSocket, tmp_path: Path) -> Non
     late.close()
     # its answer goes nowhere
     asked.tell({"version": VERSION})
-    assert served(server, lambda _: server._thread is None) == []
+    assert served(server, lambda _: not server._serving) == []
     settle(server)
 
 
@@ -173,8 +173,8 @@ def test_who_says_nothing_is_hung_up_on_in_time(
 ) -> None:
     monkeypatch.setattr(control, "_REQUEST_SECONDS", 0.1)
     peer = connected(tmp_path, b"{")
-    served(server, lambda _: server._thread)
-    assert served(server, lambda _: server._thread is None) == []
+    served(server, lambda _: server._serving)
+    assert served(server, lambda _: not server._serving) == []
     assert peer.recv(1) == b""
     peer.close()
 
@@ -197,7 +197,7 @@ def test_another_user_is_refused(
     monkeypatch.setattr(control.os, "geteuid", lambda: mine + 1)
     monkeypatch.setattr(control, "_ROOT", mine + 2)
     peer = connected(tmp_path, Request().to_json())
-    assert served(server, lambda _: server._thread is None and wait_readable(peer, 0)) == []
+    assert served(server, lambda _: not server._serving and wait_readable(peer, 0)) == []
     assert line_of(peer)["error"]["code"] == "permission"
 
 
