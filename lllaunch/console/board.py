@@ -326,7 +326,6 @@ _TOO_EARLY = (
     v.Retry,
     v.Settle,
     v.SignalJobs,
-    v.KillJobs,
     v.JobNotStarted,
     v.Blocked,
 )

@@ -63,12 +63,10 @@ def arrays_of(jobs: Iterable[tuple[ArrayJob, Cluster]], most: int) -> list[Array
     """
     alike: list[tuple[Cluster, list[ArrayJob]]] = []
     for job, cluster in jobs:
-        for known, members in alike:
-            if known == cluster:
-                members.append(job)
-                break
-        else:
-            alike.append((cluster, [job]))
+        members = next((members for known, members in alike if known == cluster), None)
+        if members is None:
+            alike.append((cluster, members := []))
+        members.append(job)
     found = []
     for cluster, members in alike:
         pack = cluster.pack
@@ -92,8 +90,7 @@ def new_directory(sweep: str) -> str:
     above = os.path.join(sweep, ARRAYS)
     with naming(above):
         os.makedirs(above, exist_ok=True)
-        taken = [int(name) for name in os.listdir(above) if re.fullmatch(r"\d{1,9}", name)]
-        path = os.path.join(above, str(max(taken, default=-1) + 1))
+        path = os.path.join(above, str(max(_numbers(above), default=-1) + 1))
         os.mkdir(path)
     return path
 
@@ -128,16 +125,19 @@ def known_arrays(sweep: str) -> list[KnownArray]:
     """Return the arrays of a sweep, in the order in which they were made."""
     above = os.path.join(sweep, ARRAYS)
     try:
-        names = [name for name in os.listdir(above) if re.fullmatch(r"\d{1,9}", name)]
+        directories = [os.path.join(above, str(number)) for number in sorted(_numbers(above))]
     except OSError:
         return []
-    found = []
-    for name in sorted(names, key=int):
-        directory = os.path.join(above, name)
-        submission = read_submission(directory)
-        if submission is not None:
-            found.append(KnownArray(directory, submission, read_tasks(directory)))
-    return found
+    known = ((directory, read_submission(directory)) for directory in directories)
+    return [
+        KnownArray(directory, submission, read_tasks(directory))
+        for directory, submission in known
+        if submission is not None
+    ]
+
+
+def _numbers(above: str) -> list[int]:
+    return [int(name) for name in os.listdir(above) if re.fullmatch(r"\d{1,9}", name)]
 
 
 def need_in_task(launch: Mapping[str, Any], gpus: int, cpus: int) -> Need:

@@ -15,7 +15,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from lllaunch import launch_settings
@@ -47,7 +47,7 @@ def job_config(
     Raises:
         TypeError: something in it is not plain data; names its key.
     """
-    known = _PathAliases(places)
+    known = _aliases(places)
     launch = {key: value for key, value in plan.items() if key not in NEUTRAL}
     rest = {key: value for key, value in config.items() if key not in _OTHERS}
     canonical: dict[str, Any] = _canonical({**rest, "launch": launch}, known, "")
@@ -70,7 +70,7 @@ def identity(data: Any) -> str:
     Raises:
         TypeError: something in it is not plain data; names its key.
     """
-    return _digest(_canonical(data, _PathAliases(()), ""))
+    return _digest(_canonical(data, str, ""))
 
 
 def _digest(value: Any) -> str:
@@ -79,25 +79,19 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-class _PathAliases:
-    """Replaces directories in text, the longest first."""
-
-    def __init__(self, places: Iterable[tuple[str, str]]) -> None:
-        named = {path.rstrip("/"): name for path, name in places}
-        named.pop("", None)  # everything is within the root
-        longest = sorted(named, key=len, reverse=True)
-        paths = "|".join(re.escape(path) for path in longest)
-        # whole directories only, neither /a/bc nor /x/a/b for /a/b
-        self._pattern = re.compile(rf"(?<![\w.-])(?:{paths})(?![\w.-])") if longest else None
-        self._named = named
-
-    def __call__(self, text: str) -> str:
-        if self._pattern is None:
-            return text
-        return self._pattern.sub(lambda found: self._named[found[0]], text)
+def _aliases(places: Iterable[tuple[str, str]]) -> Callable[[str], str]:
+    """Return what replaces directories in a text, the longest first."""
+    named = {path.rstrip("/"): name for path, name in places}
+    named.pop("", None)  # everything is within the root
+    if not named:
+        return str
+    paths = "|".join(re.escape(path) for path in sorted(named, key=len, reverse=True))
+    # whole directories only, neither /a/bc nor /x/a/b for /a/b
+    pattern = re.compile(rf"(?<![\w.-])(?:{paths})(?![\w.-])")
+    return lambda text: pattern.sub(lambda found: named[found[0]], text)
 
 
-def _canonical(value: Any, places: _PathAliases, where: str) -> Any:
+def _canonical(value: Any, places: Callable[[str], str], where: str) -> Any:
     """Returns plain data as JSON that differs wherever the data does."""
     if isinstance(value, str) and not isinstance(value, enum.Enum):
         return places(value)
@@ -110,10 +104,6 @@ def _canonical(value: Any, places: _PathAliases, where: str) -> Any:
         }
     if isinstance(value, (list, tuple)):
         return [_canonical(item, places, f"{where}[{i}]") for i, item in enumerate(value)]
-    return _canonical_rare(value, places, where)
-
-
-def _canonical_rare(value: Any, places: _PathAliases, where: str) -> Any:
     if isinstance(value, enum.Enum):
         return value.name
     if isinstance(value, float):

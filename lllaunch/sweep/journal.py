@@ -213,11 +213,11 @@ class Journal:
     """
 
     def __init__(
-        self, path: str, end: int, tell: Callable[[JournalEntry], object] | None = None
+        self, path: str, end: int, tell: Callable[[int, Record], object] | None = None
     ) -> None:
         self.path = path
         self.error: OutputError | None = None  # why the last writing has failed, if it has
-        self._tell = tell or (lambda _: None)
+        self._tell = tell or (lambda *_: None)
         self._end = end
         self._kept: list[bytes] = []
         with naming(path):
@@ -226,7 +226,7 @@ class Journal:
 
     @classmethod
     def create(
-        cls, path: str, header: Header, tell: Callable[[JournalEntry], object] | None = None
+        cls, path: str, header: Header, tell: Callable[[int, Record], object] | None = None
     ) -> Self:
         """Begins a journal; its header is there whole or not at all.
 
@@ -238,11 +238,11 @@ class Journal:
         write_atomic(path, line)
         journal = cls(path, len(line), tell)
         _sync_directory(path)
-        journal._tell(entry)
+        journal._tell(*entry)
         return journal
 
     @classmethod
-    def open(cls, path: str, tell: Callable[[JournalEntry], object] | None = None) -> Self:
+    def open(cls, path: str, tell: Callable[[int, Record], object] | None = None) -> Self:
         """Opens a journal to go on with it; the file is changed by the first `append` only.
 
         Raises:
@@ -253,7 +253,7 @@ class Journal:
         for at, entry in _entries(path):
             end = at
             if tell is not None and entry is not None:
-                tell(entry)
+                tell(*entry)
         if not end:
             raise _problem(path, "holds no record of a sweep", "start the sweep anew")
         return cls(path, end, tell)
@@ -273,13 +273,13 @@ class Journal:
         except OutputError:
             self._kept.pop()
             raise
-        self._tell(entry)
+        self._tell(*entry)
 
     def keep(self, record: Record) -> None:
         """Adds a record of what has happened; the next `flush` or `append` writes it."""
         entry = JournalEntry(time.time_ns(), record)
         self._kept.append(encode(record, entry.time_ns))
-        self._tell(entry)
+        self._tell(*entry)
 
     def flush(self) -> None:
         """Writes what was kept, all in one.

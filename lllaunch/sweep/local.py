@@ -121,7 +121,7 @@ class LocalExecutor(Executor):
             self._take_back(start.number, start.lease, error)
             return
         job.lease, job.attempt = start.lease, start.attempt
-        if job.answered:
+        if job.answer is not None:
             self._begin(job)
 
     def settled(self, end: v.Settle) -> None:
@@ -135,12 +135,8 @@ class LocalExecutor(Executor):
         everyone = signum in STOP_AND_CONTINUE
         for job in [*self._jobs.values()] if everyone else self._running():
             job.signal(signum)
-
-    def kill(self) -> None:
-        """SIGKILL all running jobs and what they started."""
-        for job in self._running():
-            job.signal(signal.SIGKILL)
-            if job.deadline is None:
+            if signum == signal.SIGKILL and job.deadline is None:
+                # what it started is killed then, too
                 job.deadline = self.sweep.clock() + KILL_SECONDS
 
     def _fork(self, number: int) -> JobProcess:
@@ -195,7 +191,7 @@ class LocalExecutor(Executor):
 
     def deadline(self) -> float | None:
         """Return when a job is to be gone, or now, if an answer came by another way."""
-        if any(job.answered and not job.handled for job in self._jobs.values()):
+        if any(job.answer is not None and not job.handled for job in self._jobs.values()):
             return 0.0
         deadlines = [job.deadline for job in self._jobs.values() if job.deadline is not None]
         return min(deadlines, default=None)
@@ -226,7 +222,7 @@ class LocalExecutor(Executor):
                 job.progress = None
         # Not one that ended after the wait: a signal to the launcher may have come before.
         ended = job.exit_code is not None or (job.pidfd in ready and job.reap())
-        if job.answered and not job.handled:
+        if job.answer is not None and not job.handled:
             job.handled = True
             self._answered(job)
         if self._jobs.get(job.number) is not job:

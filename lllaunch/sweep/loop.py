@@ -88,10 +88,7 @@ class Executor:
         """A job is over, or is not going to be started."""
 
     def signal(self, signum: int) -> None:
-        """Pass a signal on to the jobs that run."""
-
-    def kill(self) -> None:
-        """SIGKILL the jobs that run."""
+        """Pass a signal on to the jobs that run; SIGKILL kills them and what they started."""
 
     def goes_on(self, signum: int) -> bool:  # noqa: ARG002 - for those that ask
         """Return whether a signal that ends sweeps does not end this one.
@@ -328,5 +325,3 @@ class Sweep:
             case v.SignalJobs(signum):
                 # a job would show where its workers stand, or pass it on, and go on
                 self._executor.signal(signal.SIGTERM if signum in QUIET else signum)
-            case v.KillJobs():
-                self._executor.kill()

@@ -404,7 +404,7 @@ class JobProcess:
         self.pipes = tuple(pipes)
         self.channel: Channel | None = None
         self.answer: Answer | None = None
-        self.answered = self.handled = self.apart = False
+        self.handled = self.apart = False
         self.lease: Lease | None = None
         self.begun = False
         self.attempt = 0
@@ -474,13 +474,13 @@ class JobProcess:
         return job
 
     def receive(self) -> None:
-        """Take note of what the job says; `answered` and `branch_pidfd` tell."""
+        """Take note of what the job says; `answer` and `branch_pidfd` tell."""
         if self.channel is None:
             return
         for message in self.channel.receive():
             match as_record(message.header, JobMessage):
                 case Prepared() | Broken() as answer:
-                    self.answer, self.answered = answer, True
+                    self.answer = answer
                 case Apart():
                     self.apart = True
                 case JobNotRun(why):

@@ -281,13 +281,9 @@ class Settle(Record, frozen=True):
 
 
 class SignalJobs(Record, frozen=True):
-    """Send a signal to all running jobs. Each then gives its workers their grace period."""
+    """Send a signal to all running jobs; they end their workers, but for SIGKILL."""
 
     signum: int
-
-
-class KillJobs(Record, frozen=True):
-    """SIGKILL all running jobs and what they started."""
 
 
 class FinishSweep(Record, frozen=True):
@@ -297,7 +293,7 @@ class FinishSweep(Record, frozen=True):
     signum: int | None = None
 
 
-SweepAction = ComposeNext | StartJob | Retry | Settle | SignalJobs | KillJobs | FinishSweep
+SweepAction = ComposeNext | StartJob | Retry | Settle | SignalJobs | FinishSweep
 SweepActions = tuple[SweepAction, ...]
 
 
@@ -321,6 +317,7 @@ class Job(Struct):
 
 # So many jobs are composed ahead at least, and at most where slots are idle that may fit another.
 _AHEAD, _FAR_AHEAD = 2, 64
+_SIGKILL = 9
 
 J = JobState
 _STATES = {
@@ -383,7 +380,7 @@ class Scheduler:
                 first, self._signum = self._signum is None, self._signum or signum
                 self.state = SweepState.CANCELLING
                 if self.running:
-                    self._actions.append(SignalJobs(signum) if first else KillJobs())
+                    self._actions.append(SignalJobs(signum if first else _SIGKILL))
         self._go_on()
         return tuple(self._actions)
 

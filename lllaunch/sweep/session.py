@@ -12,6 +12,7 @@ import functools
 import os
 import re
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
 import lllaunch.sweep.schedule as v
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from lllaunch.sweep.history import JobHistory, SweepResult
-    from lllaunch.sweep.journal import JournalEntry
     from lllaunch.sweep.objective import Direction
     from lllaunch.sweep.pool import Lease
     from lllaunch.sweep.resume import Compose
@@ -147,6 +147,7 @@ def _numbered(name: str, number: int) -> str:
     return f"{stem}.{number}{extension}"
 
 
+@dataclass
 class Batch:
     """Some jobs of a sweep, in the order in which the sweeper asked for them.
 
@@ -156,23 +157,19 @@ class Batch:
     sweep's directory, or absolute). One that never had a directory is not in it.
     """
 
-    def __init__(
-        self,
-        labels: Sequence[Sequence[str]],
-        numbers: Sequence[int],
-        skipped: Mapping[int, JobHistory] | None = None,
-        directories: Mapping[int, str] | None = None,
-    ) -> None:
-        self.labels = labels
-        self.numbers = numbers
-        self.skipped = skipped or {}
-        self.directories = dict(directories or {})
-        self.ends: dict[int, v.Settle] = {}
-        self._places = {number: place for place, number in enumerate(numbers)}
+    labels: Sequence[Sequence[str]]
+    numbers: Sequence[int]
+    skipped: Mapping[int, JobHistory] = field(default_factory=dict)
+    directories: dict[int, str] = field(default_factory=dict)
+    ends: dict[int, v.Settle] = field(default_factory=dict)
 
     def index(self, number: int) -> int:
         """Return the place of a job among the others."""
         return self._places[number]
+
+    @functools.cached_property
+    def _places(self) -> Mapping[int, int]:
+        return {number: place for place, number in enumerate(self.numbers)}
 
     def label(self, number: int) -> Sequence[str]:
         """Return the overrides of a job, redacted."""
@@ -236,13 +233,9 @@ class SweepSession:
             _expect_sweep(path)
         held = claim(path, _RESUME if resume else "hydra.sweep.dir", patience, say)
         file, history = held.file(JOURNAL), SweepHistory()
-
-        def tell(entry: JournalEntry) -> None:
-            history.add(*entry)
-
         try:
             if resume:
-                journal = Journal.open(file, tell)
+                journal = Journal.open(file, history.add)
                 return cls(held, journal, Resumed(version, given, direction, slots), history)
             former = set_aside(path)
             if former is not None and say is not None:
@@ -251,7 +244,7 @@ class SweepSession:
                     f"on with; a new one begins, and the journal of that one is now {former}"
                 )
             header = Header(id_of(path), version, given, direction=direction, slots=slots)
-            return cls(held, Journal.create(file, header, tell), None, history)
+            return cls(held, Journal.create(file, header, history.add), None, history)
         except BaseException:
             held.release()
             raise

@@ -130,7 +130,7 @@ def test_a_signal_and_another(running: int, then: str) -> None:
         begun(of, number)
     (first,) = said(of, v.SweepSignalled(2))
     assert first.startswith(f"SIGINT received: no new jobs start{then}")
-    again = [v.SweepSignalled(2), v.KillJobs()]
+    again = [v.SweepSignalled(2), v.SignalJobs(9)]
     jobs = f"{running} running job{'s' * (running != 1)}"
     assert said(of, *again) == [f"SIGINT received again: {jobs} killed"]
     assert said(of, *again) == []

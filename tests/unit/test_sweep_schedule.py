@@ -22,7 +22,7 @@ from lllaunch.sweep.pool import Lease, Need, Pool, fits, never_fits, without
 from lllaunch.sweep.schedule import Retries, Scheduler, SweepPolicy, cause_of
 from lllaunch.watchdog import findings
 
-SIGINT, SIGTERM = 2, 15
+SIGINT, SIGKILL, SIGTERM = 2, 9, 15
 J = v.JobState
 Slot = str | int
 # What may follow `ComposeNext`: the job's number comes with it.
@@ -373,7 +373,7 @@ class World:
         running = bool(self.running)
         self.sent.clear()
         self.tell(v.SweepSignalled(signum))
-        expected: list[v.SweepAction] = [v.SignalJobs(signum) if first else v.KillJobs()]
+        expected: list[v.SweepAction] = [v.SignalJobs(signum if first else SIGKILL)]
         assert self.sent == (expected if running else [])
 
     def free(self, slots: set[Slot]) -> None:
