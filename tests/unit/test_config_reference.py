@@ -57,7 +57,7 @@ def named(word: str) -> list[str]:
 def test_a_setting_stands_in_one_place() -> None:
     """Whoever adds one like ``leftovers`` touches that line, and the code that uses it."""
     assert named("leftovers") == [
-        'lllaunch/launch_settings.py: leftovers: Duration = setting("0.5s", neutral=True)'
+        'lllaunch/launch_settings.py: leftovers = LaunchSetting("Duration", "0.5s", neutral=True)'
     ]
 
 
