@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from lllaunch.config.tree import (
     BROKEN,
     Tree,
-    Withheld,
     has_secrets,
     leaf_items,
+    part_of,
     reveal,
     show,
     written_key,
@@ -290,15 +290,11 @@ def read_each(
     if isinstance(tree, list):
         elements = [(f"{key}[{index}]", item) for index, item in enumerate(tree)]
     elif isinstance(plain, str):
-        elements = [(key, _part(word, tree)) for word in plain.split(",") if plain.strip()]
+        elements = [(key, part_of(word, tree)) for word in plain.split(",") if plain.strip()]
     else:
         elements = [(key, tree)]
     values = [findings.attempt(where, item, read) for where, item in elements]
     return tuple(value for value in values if value is not None)
-
-
-def _part(word: str, tree: Tree) -> Tree:
-    return Withheld(word.strip(), tree.source) if isinstance(tree, Withheld) else word.strip()
 
 
 def read_prefix(value: object) -> str:

@@ -132,6 +132,11 @@ def parts_of(key: str) -> list[str]:
     return dotted([key]).split(".") if key else []
 
 
+def part_of(word: str, tree: Tree) -> Tree:
+    """A part of a text, without blanks around it; withheld if the text is."""
+    return Withheld(word.strip(), tree.source) if isinstance(tree, Withheld) else word.strip()
+
+
 def has_secrets(tree: Tree) -> bool:
     """Whether a part of it is withheld."""
     return any(isinstance(leaf, Withheld) for _, leaf in leaf_items(tree))

@@ -16,7 +16,7 @@ from lllaunch.config.fields import (
     did_you_mean,
     hinted,
 )
-from lllaunch.config.tree import Tree
+from lllaunch.config.tree import Tree, part_of, reveal
 from lllaunch.errors import Unfit
 from lllaunch.linux import gpus as driver
 from lllaunch.linux.gpus import PRETEND, Nvml, pretended_gpus
@@ -35,14 +35,7 @@ _SECONDS = {
     "s": Decimal(1),
     "ms": Decimal("0.001"),
 }
-_PARTS = re.compile(
-    r"(?:(\d+(?:\.\d+)?)\s*d)?\s*"
-    r"(?:(\d+(?:\.\d+)?)\s*h)?\s*"
-    r"(?:(\d+(?:\.\d+)?)\s*m)?\s*"
-    r"(?:(\d+(?:\.\d+)?)\s*s)?\s*"
-    r"(?:(\d+(?:\.\d+)?)\s*ms)?",
-    re.ASCII,
-)
+_PARTS = re.compile(r"\s*".join(rf"(?:(\d+(?:\.\d+)?)\s*{unit})?" for unit in _SECONDS), re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _LONGEST_DAYS = 10_000
 # What is written has to be short enough to be read again.
@@ -214,7 +207,6 @@ def check_within(ranks: range, nproc: int) -> None:
 
 _NAMES = {"none": Std.NONE, "out": Std.OUT, "err": Std.ERR, "all": Std.ALL}
 _WORDS = {**_NAMES, **{str(int(std)): std for std in _NAMES.values()}}
-_SYNONYMS = {"stdout": "out", "stderr": "err", "both": "all"}
 _MASK = "a mask (none, out, err, all, 0-3, or by rank as '0:all 1-7:out')"
 _STREAMS = "a mask of streams (none, out, err, all, 0-3)"
 # The least number that YAML makes of digits with a colon: 1:00.
@@ -254,54 +246,35 @@ def parse_mask(value: Tree, key: str, findings: Findings) -> Mask | None:
     It is a name or a number for all ranks, text of ``ranks:streams`` pairs separated by commas or
     blanks, or a dict of them. None and False stand for ``none``.
     """
-    before = findings.count
+    before, plain = findings.count, reveal(value)
     if isinstance(value, dict):
-        parts = [_pair(ranks, item, key, findings) for ranks, item in value.items()]
-        mask = Mask(tuple(part for part in parts if part))
+        pairs = [(f"{key}.{ranks}", ranks, streams) for ranks, streams in value.items()]
+    elif isinstance(plain, str) and ":" in plain:
+        words = [each.partition(":") for each in re.split(r"\s*,\s*|\s+", plain.strip())]
+        pairs = [(key, part_of(word[0], value), part_of(word[2], value)) for word in words]
+        if not all(colon for _, colon, _ in words):
+            findings.add(key, value, Unfit(_MASK, code="mask"))
     else:
-        mask = findings.attempt(key, value, _from_scalar) or Mask()
-    shared = overlap([ranks for ranks, _ in mask.parts])
+        std = findings.attempt(key, value, partial(_streams, expected=_MASK))
+        return None if std is None else Mask(rest=std)
+    read = partial(_streams, expected=_STREAMS)
+    parts = [
+        (findings.attempt(where, ranks, parse_ranks), findings.attempt(where, streams, read))
+        for where, ranks, streams in pairs
+    ]
+    known = tuple((ranks, std) for ranks, std in parts if ranks is not None and std is not None)
+    shared = overlap([ranks for ranks, _ in known])
     if shared and findings.count == before:
         first, second = (write_range(ranks) for ranks in shared)
         detail = f"{first} and {second} overlap"
         findings.add(key, value, Unfit("each rank at most once", detail=detail, code="mask"))
-    return mask if findings.count == before else None
+    return Mask(known) if findings.count == before else None
 
 
 def check_mask(mask: Mask, value: Tree, key: str, nproc: int, findings: Findings) -> None:
-    """Notes each range of a mask that goes beyond the last rank."""
-    for ranks, _ in mask.parts:
-        try:
-            check_within(ranks, nproc)
-        except Unfit as unfit:
-            detail = f"no worker has {write_range(ranks)}"
-            findings.add(key, value, Unfit(unfit.expected, detail=detail, code="mask"))
-
-
-def _pair(ranks: object, streams: Tree, key: str, findings: Findings) -> tuple[range, Std] | None:
-    where = f"{key}.{ranks}"
-    numbers = findings.attempt(where, ranks, parse_ranks)
-    std = findings.attempt(where, streams, lambda plain: _streams(plain, _STREAMS))
-    return None if numbers is None or std is None else (numbers, std)
-
-
-def _from_scalar(value: object) -> Mask:
-    if not isinstance(value, str) or ":" not in value:
-        return Mask(rest=_streams(value, _MASK))
-    parts = []
-    for pair in re.split(r"\s*,\s*|\s+", value.strip()):
-        ranks, colon, streams = pair.partition(":")
-        if not colon:
-            raise Unfit(_MASK, "write it as '0:all 1-7:out'", f"{pair!r} has no rank", code="mask")
-        word = ranks
-        try:
-            numbers = parse_ranks(ranks)
-            word = streams
-            parts.append((numbers, _streams(streams, _STREAMS)))
-        except Unfit as unfit:
-            detail = f"{word!r} is not {unfit.expected}"
-            raise Unfit(_MASK, unfit.hint, detail, code="mask") from None
-    return Mask(tuple(parts))
+    """Notes a mask that goes beyond the last rank."""
+    last = max((ranks for ranks, _ in mask.parts), key=lambda ranks: ranks.stop, default=range(0))
+    findings.attempt(key, value, lambda _: check_within(last, nproc))
 
 
 def _streams(value: object, expected: str) -> Std:
@@ -320,8 +293,6 @@ def _streams(value: object, expected: str) -> Std:
     word = value.strip().lower()
     if word in _WORDS:
         return _WORDS[word]
-    if word in _SYNONYMS:
-        raise Unfit(expected, f"did you mean {_SYNONYMS[word]!r}?", code="mask")
     raise Unfit(expected, did_you_mean(word, _NAMES), code="mask")
 
 
@@ -388,14 +359,11 @@ def parse_nproc(value: object, *, cpus: Callable[[], int], gpus: Callable[[], in
 
 def _number(value: object) -> int:
     # Text: what ${oc.env:N} gives is always text.
-    if isinstance(value, str) and value.strip().isdecimal() and len(value) < 20:
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise Unfit(
-            _EXPECTED, did_you_mean(value, WORDS) if isinstance(value, str) else "", code="nproc"
-        )
-    if value < 1:
-        raise Unfit("a number of workers, 1 or more", code="nproc")
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value.strip()[:20])
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        hint = did_you_mean(value, WORDS) if isinstance(value, str) else ""
+        raise Unfit(_EXPECTED, hint, code="nproc")
     if value > MOST_WORKERS:
         raise Unfit(f"a number of workers, {MOST_WORKERS} at most", code="nproc")
     return value
