@@ -184,9 +184,7 @@ def _text(value: Tree, key: str, findings: Findings, code: Code) -> Tree:
 
 
 def _as_text(value: Any, code: Code) -> str:
-    if value is None or isinstance(value, bool):
-        raise Unfit("text or a number", "quote it, or leave it out", code=code)
-    if isinstance(value, (dict, list)):
+    if value is None or isinstance(value, (bool, dict, list)):
         raise Unfit("text or a number", "quote it", code=code)
     try:
         text = str(value)

@@ -179,12 +179,6 @@ def _write_causes(on: frozenset[RestartCause]) -> Any:
     return "all" if len(causes) == len(RESTART_CAUSES) else causes
 
 
-def _restart_meant(value: object) -> str:
-    if isinstance(value, (str, list)):
-        return "causes go under 'on': {on: [hang, oom]}"
-    return "max_restarts says how often" if isinstance(value, (bool, int)) else ""
-
-
 RESTART = Node(
     RestartPolicy,
     {
@@ -203,7 +197,7 @@ RESTART = Node(
         "gpu_wait": _TIME,
     },
     {"max_restarts": "launch.max_restarts"},
-    _restart_meant,
+    lambda _: "causes go under 'on': {on: [hang, oom]}",
 )
 
 

@@ -66,20 +66,28 @@ def _beside(raw: str) -> Iterator[str]:
     yield raw[place:].strip() if place else raw
 
 
-def literals(
-    raw: Any, key: str = "", name: object = "", allowed: Collection[str] = ()
-) -> Iterator[tuple[str, str, str]]:
-    """Yield the secrets in unresolved data: dotted key, what should stand there, the secret."""
+def _texts(
+    raw: Any, key: str, name: object, allowed: Collection[str]
+) -> Iterator[tuple[str, object, str]]:
+    """Yield the texts of unresolved data, but those below some keys: dotted key, name, text."""
     if key and key in allowed:
         return
     if isinstance(raw, dict):
         for own, item in raw.items():
-            yield from literals(item, f"{key}.{own}" if key else str(own), own, allowed)
+            yield from _texts(item, f"{key}.{own}" if key else str(own), own, allowed)
     elif isinstance(raw, list):
         for index, item in enumerate(raw):
-            yield from literals(item, f"{key}[{index}]", name, allowed)
+            yield from _texts(item, f"{key}[{index}]", name, allowed)
     elif isinstance(raw, str):
-        yield from ((key, source, text) for source, text in _literals_of(raw, name))
+        yield key, name, raw
+
+
+def literals(
+    raw: Any, key: str = "", name: object = "", allowed: Collection[str] = ()
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the secrets in unresolved data: dotted key, what should stand there, the secret."""
+    for where, own, text in _texts(raw, key, name, allowed):
+        yield from ((where, source, secret) for source, secret in _literals_of(text, own))
 
 
 def not_secret(root: Mapping[Any, Any]) -> Collection[str]:
@@ -90,16 +98,10 @@ def not_secret(root: Mapping[Any, Any]) -> Collection[str]:
 
 def exposed(raw: Any, key: str = "", allowed: Collection[str] = ()) -> Iterator[str]:
     """Yield the dotted keys whose names say secret, and whose values anybody may read."""
-    if isinstance(raw, dict):
-        for own, item in raw.items():
-            where = f"{key}.{own}" if key else str(own)
-            if where in allowed:
-                continue
-            plain = isinstance(item, str) and item and "${" not in item and item != "???"
-            if plain and is_telling_name(own):
-                yield where
-            else:
-                yield from exposed(item, where, allowed)
+    for where, name, text in _texts(raw, key, "", allowed):
+        plain = text and "${" not in text and text != "???" and "[" not in where
+        if plain and is_telling_name(name):
+            yield where
 
 
 EXPOSED = "a literal under a name that says secret is written to files as it is"

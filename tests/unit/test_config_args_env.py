@@ -46,7 +46,7 @@ def test_a_command_line(tree: Any, words: list[str]) -> None:
 
 NO_COMMAND_LINE = """
 x: [true]
-    launch.x[0]: expected text or a number, got true; quote it, or leave it out [arguments]
+    launch.x[0]: expected text or a number, got true; quote it [arguments]
 x: {a: {b: 1}}
     launch.x.a: expected text or a number, got {b: 1}; quote it [arguments]
 x: {a b: 2}
