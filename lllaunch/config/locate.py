@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import resolve_name
 from inspect import Parameter, Signature, signature
 from typing import NamedTuple
 
@@ -60,6 +61,7 @@ def misfits(
 _CONSTANTS = (ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set, ast.JoinedStr)
 # Calls that can bind names which nobody sees in the source.
 _BINDERS = frozenset({"exec", "globals", "locals", "setattr", "vars"})
+_NAMES = (ast.Name, ast.Attribute)
 _SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
@@ -81,37 +83,24 @@ def bindings_in(scope: ast.Module | ast.ClassDef) -> dict[str, list[Binding]]:
                 name = alias.asname or (alias.name if whole else alias.name.partition(".")[0])
                 found.setdefault(name, []).append((node, alias))
             continue
-        targets = _plain_targets(node)
-        if targets:
-            assert isinstance(node, (ast.Assign, ast.AnnAssign))
-            below = [] if node.value is None else [node.value]
-        for name in targets or _names_bound_by(node):
+        targets: list[ast.expr] = []
+        if isinstance(node, ast.Assign):
+            targets = node.targets
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            targets = [node.target]
+        plain = {target: target.id for target in targets if isinstance(target, ast.Name)}
+        for name in plain.values() or _names_bound_by(node):
             found.setdefault(name, []).append((node, None))
-        waiting += reversed(list(below))
+        waiting += reversed([each for each in below if each not in plain])
     return found
 
 
-def _plain_targets(node: ast.AST) -> list[str]:
-    """Return the names that an assignment binds, if it binds nothing else."""
-    if isinstance(node, ast.Assign):
-        targets = node.targets
-    elif isinstance(node, ast.AnnAssign) and node.value is not None:
-        targets = [node.target]
-    else:
-        return []
-    names = [target.id for target in targets if isinstance(target, ast.Name)]
-    return names if len(names) == len(targets) else []
-
-
-def _names_bound_by(node: ast.AST) -> Iterator[str]:
-    if isinstance(node, DEFINITIONS):
-        yield node.name
-    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-        yield node.id
-    elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
-        yield node.name
-    elif isinstance(node, ast.MatchMapping) and node.rest:
-        yield node.rest
+def _names_bound_by(node: ast.AST) -> list[str]:
+    if isinstance(node, ast.Name):
+        return [node.id] if isinstance(node.ctx, ast.Store) else []
+    # definitions, handlers of exceptions, patterns
+    name = getattr(node, "rest", None) or getattr(node, "name", None)
+    return [name] if isinstance(name, str) else []
 
 
 _MOST_MODULES = 5000
@@ -360,6 +349,13 @@ class _Source(NamedTuple):
     package: str = ""
     bindings: Mapping[str, list[Binding]] = {}
 
+    def absolute(self, node: ast.ImportFrom) -> str:
+        """The module that something is imported from."""
+        try:
+            return resolve_name("." * node.level + (node.module or ""), self.package)
+        except ImportError:
+            raise _unknown("it leads too far") from None
+
 
 class Objects:
     """Tells where names are defined; each file is read once.
@@ -421,11 +417,11 @@ class Objects:
             if isinstance(node.value, (ast.Call, ast.Lambda)) and not rest:
                 # a value made by a call
                 return [Definition(source.module, first, source.file)]
-            other = _dotted_name(node.value)
-            if other:
+            other = ast.unparse(node.value) if isinstance(node.value, _NAMES) else ""
+            if other.replace(".", "").isidentifier():
                 return self._definitions(source.module, _join(other, rest), seen)
         if isinstance(node, ast.ImportFrom) and alias is not None:
-            module = _absolute(node, source.package)
+            module = source.absolute(node)
             if module == source.module:
                 # from . import name: its own submodule
                 return self._submodule(module, alias.name, rest, seen)
@@ -439,7 +435,7 @@ class Objects:
         clear = "__getattr__" not in source.bindings
         for star, _ in reversed(source.bindings.get("*", [])):  # the last one wins
             assert isinstance(star, ast.ImportFrom)
-            module = _absolute(star, source.package)
+            module = source.absolute(star)
             try:
                 return self._definitions(module, _join(first, rest), seen)
             except _Undecided as undecided:
@@ -495,19 +491,3 @@ def _defines(node: ast.AST, qualname: str) -> bool:
         isinstance(binding, DEFINITIONS) and (not rest or _defines(binding, rest))
         for binding, _ in bindings
     )
-
-
-def _absolute(node: ast.ImportFrom, package: str) -> str:
-    if not node.level:
-        return node.module or ""
-    parts = package.split(".")
-    base = ".".join(parts[: len(parts) - node.level + 1])
-    return _join(base, node.module or "")
-
-
-def _dotted_name(value: ast.expr | None) -> str:
-    """Return a name or a chain of attributes as text; empty for anything else."""
-    if isinstance(value, ast.Attribute):
-        before = _dotted_name(value.value)
-        return before and f"{before}.{value.attr}"
-    return value.id if isinstance(value, ast.Name) else ""
