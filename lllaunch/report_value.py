@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any
+from typing import Any, NoReturn
 
 from lllaunch.errors import OutputError
 from lllaunch.files import replace_file
@@ -23,17 +23,14 @@ def report(value: Any) -> bool:
     was written; False outside of lllaunch.
 
     Raises:
-        TypeError: the value cannot be JSON; the message names the part and its type.
+        TypeError: the value cannot be JSON; the message names the type of the part that cannot.
         ValueError: the value contains itself.
         OutputError: the file cannot be written.
     """
     path = os.environ.get(RESULT_FILE, "")
     if not path:
         return False
-    try:
-        data = json.dumps(value).encode()
-    except TypeError:
-        raise _explain(value) from None
+    data = json.dumps(value, default=_refuse).encode()
     try:
         replace_file(path, data)
     except OSError as error:
@@ -41,28 +38,9 @@ def report(value: Any) -> bool:
     return True
 
 
-def _explain(value: Any) -> TypeError:
-    where, part = _culprit(value, "value") or ("value", value)
+def _refuse(part: object) -> NoReturn:
     kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
-    return TypeError(
-        f"lllaunch.report: {where} is a {kind}, which JSON cannot hold; "
+    raise TypeError(
+        f"lllaunch.report: JSON cannot hold a {kind}; "
         "convert it first (a tensor or array: .item() or .tolist())"
     )
-
-
-def _culprit(value: Any, where: str) -> tuple[str, Any] | None:
-    """Returns the first part of ``value`` that JSON cannot hold, and how to reach it."""
-    if value is None or isinstance(value, (str, int, float, bool)):
-        return None
-    if isinstance(value, dict):
-        for key, item in value.items():
-            if not (key is None or isinstance(key, (str, int, float, bool))):
-                return f"a key of {where}", key
-            found = _culprit(item, f"{where}[{key!r}]")
-            if found:
-                return found
-        return None
-    if isinstance(value, (list, tuple)):
-        parts = (_culprit(item, f"{where}[{index}]") for index, item in enumerate(value))
-        return next(filter(None, parts), None)
-    return where, value
