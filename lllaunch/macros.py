@@ -7,7 +7,7 @@ own text. torch's templates (``${rank}``, written ``\${rank}`` in YAML) are unde
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 WORKER_NAMES = (
@@ -44,37 +44,31 @@ def substitute(value: T, facts: Mapping[str, str], *, bare: bool = True) -> T:
     from a config should say False: there ``${hostname}`` in a shell command is the shell's.
     """
     pattern = _WORKER_OR_BARE if bare else _WORKER
-    return cast("T", _substitute(value, facts, pattern))
 
+    def changed(text: str) -> str:
+        return pattern.sub(lambda match: facts.get(match[1], match[0]), text)
 
-def _substitute(value: Any, facts: Mapping[str, str], pattern: re.Pattern[str]) -> Any:
-    if isinstance(value, str):
-        if "${" not in value:
-            return value
-        return pattern.sub(lambda match: facts.get(match[1], match[0]), value)
-    if isinstance(value, dict):
-        return {key: _substitute(item, facts, pattern) for key, item in value.items()}
-    if type(value) in {list, tuple}:
-        return type(value)(_substitute(item, facts, pattern) for item in value)
-    return value
+    return cast("T", _mapped(value, changed))
 
 
 def names_in(value: object, *, bare: bool = True) -> set[str]:
     """Return the names that a value asks for, misspelt ones included; ``bare`` as above."""
     found: set[str] = set()
-    for text in _texts(value):
-        found.update(_ANY_WORKER.findall(text))
-        if bare:
-            found.update(_BARE.findall(text))
+
+    def noted(text: str) -> str:
+        found.update(_ANY_WORKER.findall(text), _BARE.findall(text) if bare else ())
+        return text
+
+    _mapped(value, noted)
     return found
 
 
-def _texts(value: object) -> Iterator[str]:
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a value whose texts are changed, but for keys."""
     if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _texts(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _texts(item)
+        return change(value) if "${" in value else value
+    if isinstance(value, dict):
+        return {key: _mapped(item, change) for key, item in value.items()}
+    if type(value) in {list, tuple}:
+        return type(value)(_mapped(item, change) for item in value)
+    return value
