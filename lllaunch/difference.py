@@ -6,10 +6,11 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import Enum
 from typing import Any, Literal, NamedTuple
 
-from lllaunch.text import shorten
+from msgspec import UNSET
+
+from lllaunch.text import shorten, visible
 
 WIDEST = 200
 """Characters of a value that is shown, unless somebody wants it shorter."""
@@ -19,13 +20,8 @@ _PLAIN_KEY = re.compile(r"[^\W\d][\w-]*")
 Kind = Literal["added", "removed", "changed"]
 
 
-class Absent(Enum):
-    """Stands where there is no value; null is one."""
-
-    ABSENT = "absent"
-
-
-ABSENT = Absent.ABSENT
+ABSENT = UNSET
+"""Stands where there is no value; null is one."""
 
 
 class Index(int):
@@ -192,10 +188,5 @@ def _key(key: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    text = json.dumps(jsonable(value), ensure_ascii=False)
     # what a terminal obeys or hides would make another text of it
-    return "".join(char if char.isprintable() else _escaped(char) for char in text)
-
-
-def _escaped(char: str) -> str:
-    return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
+    return visible(json.dumps(jsonable(value), ensure_ascii=False))

@@ -239,8 +239,6 @@ def check(
     root: str,
     *,
     locked: bool = False,
-    environ: Mapping[str, str] | None = None,
-    sys_path: Iterable[str] | None = None,
     entrypoint: bool = True,
 ) -> list[Diagnostic]:
     """Return what the project does not allow of a run; exit code 5 as a `PlanRefused`.
@@ -251,10 +249,8 @@ def check(
     """
     if policy is None:
         return [NO_POLICY] if locked else []
-    environ = os.environ if environ is None else environ
-    sys_path = sys.path if sys_path is None else sys_path
-    path = import_path(spec.cwd, spec.runtime_cwd, sys_path, spec.env.get("PYTHONPATH", ""))
-    judge = _Judge(policy, root, environ, path)
+    path = import_path(spec.cwd, spec.runtime_cwd, sys.path, spec.env.get("PYTHONPATH", ""))
+    judge = _Judge(policy, root, path)
     if entrypoint:
         judge.runs("launch.entrypoint", spec.entrypoint)
     judge.run(spec)
@@ -265,24 +261,17 @@ def check(
 
 def check_config(config: DictConfig, policy: Policy, root: str) -> list[Diagnostic]:
     """Return what the project does not allow of a whole config, before Hydra acts on it."""
-    judge = _Judge(policy, root, os.environ, (os.getcwd(), *sys.path))
+    judge = _Judge(policy, root, (os.getcwd(), *sys.path))
     judge.config(config)
     judge.written(written(config))
     return judge.problems
 
 
 class _Judge:
-    def __init__(
-        self,
-        policy: Policy,
-        root: str,
-        environ: Mapping[str, str],
-        sys_path: Iterable[str],
-    ) -> None:
+    def __init__(self, policy: Policy, root: str, sys_path: Iterable[str]) -> None:
         self.problems: list[Diagnostic] = []
         self._policy = policy
         self._root = os.path.realpath(root)
-        self._environ = environ
         self._path = tuple(dict.fromkeys(sys_path))
         self._objects = Objects(self._path)
 
@@ -294,13 +283,11 @@ class _Judge:
             return
         first = refused[0]
         wanted = next(iter(first.names), first.file) or first.exact
+        message = _not_in(name, wanted, " ".join(entry.text.split()))
         if mentions_env(entry.text):
             message, wanted = _not_in(name), ""
         elif wanted == first.exact and any(fits(pattern, wanted) for pattern in patterns):
-            message = f"cannot be told without importing it, {_only_by(name)}"
-        else:
-            same = wanted == " ".join(entry.text.split())
-            message = _not_in(name) if same else f"is {shorten(wanted)!r}, which {_not_in(name)}"
+            message = _only_by(name, _UNKNOWN)
         self._refuse(key, repr(shorten(entry.text)), message, name, wanted)
 
     def run(self, spec: LaunchSpec) -> None:
@@ -341,13 +328,13 @@ class _Judge:
         for name in ("setup", "teardown", "srun_args"):
             lines = settings.get(name) or ()
             given = [lines] if isinstance(lines, str) else lines
-            asked += [(f"cluster.{name}", str(line)) for line in given]
+            asked += [(name, str(line)) for line in given]
         for name, value in (settings.get("additional_parameters") or {}).items():
             text = f"--{name}" if value is True else f"--{name}={value}"
-            asked.append((f"cluster.additional_parameters.{name}", text))
-        for key, text in asked:
+            asked.append((f"additional_parameters.{name}", text))
+        for name, text in asked:
             # a star would take in whatever else stands on the line
-            self.ask(key, "cluster", text, exact=True)
+            self.ask(f"cluster.{name}", "cluster", text, exact=True)
 
     def ask(
         self, key: str, name: str, value: str, *, hidden: bool = False, exact: bool = False
@@ -362,7 +349,7 @@ class _Judge:
         if entry.form == "program":
             if "/" in entry.name:
                 return [Forms(file=self._place(entry.name))]
-            found = shutil.which(entry.name, path=self._environ.get("PATH") or os.defpath)
+            found = shutil.which(entry.name, path=os.environ.get("PATH") or os.defpath)
             return [Forms((entry.name,), os.path.abspath(found) if found else "")]
         if entry.form == "script":
             return [Forms(file=self._place(entry.name))]
@@ -381,11 +368,8 @@ class _Judge:
 
     def directory(self, key: str, path: str, *, hidden: bool) -> None:
         place = self._place(path) if path else ""
-        if not place.startswith("/") or is_within(place, self._policy.paths):
-            return
-        shown, wanted = ("", "") if hidden else (repr(path), place)
-        message = f"is outside of the tree and {_not_in('paths')}"
-        self._refuse(key, shown, message, "paths", wanted)
+        if place.startswith("/"):
+            self._expect_path(key, path, place, "outside of the tree", hidden=hidden)
 
     def written(self, places: Iterable[Written]) -> None:
         judged: set[str] = set()
@@ -397,16 +381,19 @@ class _Judge:
                 continue
             real, own = os.path.realpath(path), os.path.realpath(log_of)
             # what it says is chosen freely: in the tree, too, it could be code
-            harmless = log_of and is_below(real, own) and real.endswith(".log")
-            if not harmless and not is_within(real, self._policy.paths):
-                message = f"is no .log file in the run's directory, and {_not_in('paths')}"
-                shown, wanted = ("", "") if hidden else (repr(path), real)
-                self._refuse(key, shown, message, "paths", wanted)
+            if not (log_of and is_below(real, own) and real.endswith(".log")):
+                what = "no .log file in the run's directory,"
+                self._expect_path(key, path, real, what, hidden=hidden)
+
+    def _expect_path(self, key: str, path: str, real: str, what: str, *, hidden: bool) -> None:
+        if not is_within(real, self._policy.paths):
+            shown, wanted = ("", "") if hidden else (repr(path), real)
+            self._refuse(key, shown, f"is {what} and {_not_in('paths')}", "paths", wanted)
 
     def config(self, config: DictConfig) -> None:
         self.variables("hydra.job.env_set", variables_set(config))
-        for asked in asked_for(config):
-            self.expect(asked)
+        for each in asked_for(config):
+            self.expect(each)
 
     def variables(self, key: str, env: Iterable[str]) -> None:
         for name in map(str, env):
@@ -416,35 +403,27 @@ class _Judge:
     def expect(self, asked: Requested) -> None:
         value, name = asked.value, asked.lists[0]
         if not isinstance(value, str):
-            problem = Diagnostic(
-                "not-allowed", asked.key, show(value), "", expected="text, which can be judged"
-            )
-            self.problems.append(problem)
+            self._refuse(asked.key, show(value), "is no text, which could be judged", name, "")
             return
         patterns = [each for name in asked.lists for each in getattr(self._policy, name)]
         if value in OWN_TARGETS.get(asked.path, ()) or value in patterns:
             return
-        told = self._resolved(name, value) if asked.clear else ()
+        if not asked.clear:
+            told = []
+        elif name == "searchpath":
+            scheme, separator, path = value.rpartition("://")
+            told = [f"{scheme}{separator}{os.path.normpath(path)}"]
+        else:
+            # every way that it may be read; nothing if that cannot be told
+            told = [f"{t.module}.{t.qualname}" for t in self._objects.dotted(value)]
         refused = [each for each in told if not any(fits(pattern, each) for pattern in patterns)]
         if told and not refused:
             return
         wanted = refused[0] if refused else value
-        if not told and not any(fits(pattern, value) for pattern in patterns):
-            message = _not_in(name)
-        elif not asked.clear:
-            message = f"is an interpolation, which may come to anything, {_only_by(name)}"
-        elif not told:
-            message = f"cannot be told without importing it, {_only_by(name)}"
-        else:
-            message = _not_in(name) if wanted == value else f"is {wanted!r}, which {_not_in(name)}"
+        message = _not_in(name, wanted, value)
+        if not told and any(fits(pattern, value) for pattern in patterns):
+            message = _only_by(name, _UNKNOWN if asked.clear else _MADE_UP)
         self._refuse(asked.key, show(value), message, name, wanted)
-
-    def _resolved(self, name: str, value: str) -> tuple[str, ...]:
-        """What a text names, every way that it may be read; nothing if that cannot be told."""
-        if name == "searchpath":
-            scheme, separator, path = value.rpartition("://")
-            return (f"{scheme}{separator}{os.path.normpath(path)}",)
-        return tuple(f"{t.module}.{t.qualname}" for t in self._objects.dotted(value))
 
     def _place(self, path: str) -> str:
         """A path with its links resolved: relative if it is in the tree, else absolute."""
@@ -460,12 +439,17 @@ class _Judge:
         )
 
 
-def _not_in(name: str) -> str:
-    return f"is not in allow.{name}"
+_UNKNOWN = "cannot be told without importing it"
+_MADE_UP = "is an interpolation, which may come to anything"
 
 
-def _only_by(name: str) -> str:
-    return f"so only the same text in allow.{name} would do"
+def _not_in(name: str, is_: str = "", said: str = "") -> str:
+    other = f"is {shorten(is_)!r}, which " if is_ != said else ""
+    return f"{other}is not in allow.{name}"
+
+
+def _only_by(name: str, why: str) -> str:
+    return f"{why}, so only the same text in allow.{name} would do"
 
 
 IN_LOCKS = ("callbacks", *_LOGGING)

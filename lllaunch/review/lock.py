@@ -99,7 +99,6 @@ FORMAT = 2
 """Of the file; grows when an older reader would misunderstand it."""
 
 _JOBS = "jobs"
-_MOST_LIKE = 50  # jobs that one which was not reviewed is compared with
 
 
 class Lock(Record, frozen=True, forbid_unknown_fields=True, dict=True):
@@ -200,7 +199,7 @@ def compare(lock: Lock, spec: LaunchSpec, job: str = "") -> tuple[Change, ...]:
     """Returns in what a run's plan differs from the reviewed one; nothing if it is that.
 
     ``job``: its overrides, if it is one of a sweep. It may be any job that was reviewed; if it is
-    none it is compared with the one of that name, else with the one that is most like it.
+    none it is compared with the one of that name, else with the first.
     """
     plan = portable_plan(spec)
     if _JOBS not in lock.plan:
@@ -208,15 +207,9 @@ def compare(lock: Lock, spec: LaunchSpec, job: str = "") -> tuple[Change, ...]:
     known = lock.plan[_JOBS]
     if hash_of(plan) in lock.hashes_of_jobs:
         return ()
-    named = [job] if job in known else list(known)[:_MOST_LIKE]
-    if not named:
-        return differences(lock.plan, {_JOBS: {job: plan}})
-    found = [differences(_of_job(each, known[each]), _of_job(each, plan)) for each in named]
-    return min(found, key=len)
-
-
-def _of_job(job: str, plan: Mapping[str, Any]) -> dict[str, Any]:
-    return {_JOBS: {job: plan}}
+    like = job if job in known else next(iter(known), "")
+    reviewed = {like: known[like]} if known else {}
+    return differences({_JOBS: reviewed}, {_JOBS: {like or job: plan}})
 
 
 def renew_command(command: Sequence[str]) -> str:
