@@ -87,7 +87,7 @@ def check_tree(directory: str) -> Outcome:
     if not os.path.isdir(directory):
         raise wrong(directory, 0, "is not a directory")
     tree = read_tree(directory)
-    policy, about_policies = _policy(tree)
+    policy, about_policy = _policy()
     linted = [found for file in tree.files.values() for found in lint(file)]
     usual = os.path.abspath(directory) == os.path.abspath(DIRECTORY)
     every = list(examine(tree, policy, None if usual else tree.directory))
@@ -98,7 +98,7 @@ def check_tree(directory: str) -> Outcome:
     examined = [each for each in every if each.is_one]
     by_command = {each.command: each for each in examined}
     found = [
-        *(*tree.found, *about_policies, *linted),
+        *(*tree.found, *about_policy, *linted),
         *superseded([each for one in examined for each in one.found], linted),
         *told_unused(examined),
         *(each for lock in tree.locks.items() for each in compare_lock(*lock, by_command)),
@@ -116,7 +116,7 @@ def check_tree(directory: str) -> Outcome:
             for each in examined
         ),
         tuple(tree.locks.values()),
-        (*(file.path for file in tree.files.values()), *tree.policies),
+        (*(file.path for file in tree.files.values()), *filter(None, [tree.policy])),
         tuple(merged(found)),
     )
     hide, literal = _redactors(tree.files.values())
@@ -138,20 +138,13 @@ def superseded(
     ]
 
 
-def _policy(tree: ConfigTree) -> tuple[Policy | None, list[CheckedDiagnostic]]:
-    """The policy that counts, and what is wrong with this one and those of the tree."""
-    found: list[CheckedDiagnostic] = []
+def _policy() -> tuple[Policy | None, list[CheckedDiagnostic]]:
+    """The policy that counts, or what is wrong with it."""
     path = policy_path(tree_top(os.getcwd()), os.environ)
-    counting = shown_path(path) if path else ""
-    policy = None
-    for path in dict.fromkeys(filter(None, [*tree.policies, counting])):
-        try:
-            read = read_policy(path)
-        except ConfigError as error:
-            found += found_in(error)
-        else:
-            policy = read if path == counting else policy
-    return policy, found
+    try:
+        return (read_policy(shown_path(path)) if path else None), []
+    except ConfigError as error:
+        return None, found_in(error)
 
 
 def _redactors(files: Iterable[ConfigFile]) -> tuple[Redactor, Redactor]:

@@ -113,16 +113,16 @@ class ConfigTree:
     directory: str
     files: dict[str, ConfigFile]
     locks: dict[str, str]
-    policies: tuple[str, ...] = ()
+    policy: str = ""
     found: tuple[CheckedDiagnostic, ...] = ()
 
 
 def read_tree(directory: str) -> ConfigTree:
     """Reads all files of a tree of configs."""
     found: list[CheckedDiagnostic] = []
+    policy = ""
     files: dict[str, ConfigFile] = {}
     locks: dict[str, str] = {}
-    policies = []
     for name in _names(directory, found):
         path = shown_path(os.path.join(directory, name))
         stem, extension = os.path.splitext(name)
@@ -132,7 +132,7 @@ def read_tree(directory: str) -> ConfigTree:
         if extension != ".yaml":
             continue
         if name == _OURS:
-            policies.append(path)
+            policy = path
         elif stem.startswith(f"{_LOCKS}/"):
             locks[stem.partition("/")[2]] = path
         else:
@@ -142,7 +142,7 @@ def read_tree(directory: str) -> ConfigTree:
                 problem, *_ = found_in(error)
                 files[stem] = ConfigFile(stem, path, problem=problem)
                 found.append(problem)
-    return ConfigTree(shown_path(directory), files, locks, tuple(policies), tuple(found))
+    return ConfigTree(shown_path(directory), files, locks, policy, tuple(found))
 
 
 def found_in(error: ConfigError, file: str = "") -> list[CheckedDiagnostic]:

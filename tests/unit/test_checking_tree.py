@@ -92,7 +92,7 @@ def test_files_locks_and_policies_are_told_apart(conf: Path) -> None:
     tree = read_tree("conf")
     assert sorted(tree.files) == ["config", "exp/a", "exp/lllaunch", "exp/vision/b"]
     assert tree.locks == {"a": "conf/locks/a.yaml", "vision/b": "conf/locks/vision/b.yaml"}
-    assert tree.policies == ("conf/lllaunch.yaml",)
+    assert tree.policy == "conf/lllaunch.yaml"
     (warning,) = tree.found
     assert (warning.place, warning.level) == ("conf/exp/old.yml", "warning")
     assert tree.files["exp/vision/b"].path == "conf/exp/vision/b.yaml"
