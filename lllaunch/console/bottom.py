@@ -106,12 +106,10 @@ class Bottom:
         self._screen.hidden = True
         self._show(patience)
 
-    def end(self, patience: float, *, leave: bool = False) -> None:
-        """Show the last lines, and take the rows away for good, or leave them as lines."""
+    def end(self, patience: float) -> None:
+        """Show the last lines, and take the rows away for good."""
         self._screen.hidden = False
         self._screen.status = None
-        if leave:
-            self._held += self._texts(*size_of(self._flow.stream))
         self._show(patience, last=True)
 
     def _show(self, patience: float, *, last: bool = False) -> bool:

@@ -7,7 +7,7 @@ import itertools
 import os
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lllaunch.console.table import Column, Row, rows_of
 from lllaunch.results.index import DEFAULT_ROOTS
@@ -105,7 +105,7 @@ def _list(given: argparse.Namespace) -> None:
     found = list(itertools.islice(_chosen(entries, given, queue), given.limit))
     cwd = os.getcwd()
     if given.json:
-        print_json([_plain(entry, os.path.join(cwd, entry.path)) for entry in found])
+        print_json([plain(entry, os.path.join(cwd, entry.path)) for entry in found])
     elif found:
         print_rows(list_rows(found, cwd, columns()))
     else:
@@ -140,7 +140,7 @@ def list_rows(entries: Sequence[ListEntry], cwd: str, width: int) -> list[Row]:
         Column("code", lambda entry: entry.exit_code),
         Column("time", lambda entry: entry.seconds, took),
         Column("step", lambda entry: entry.progress, lambda far: short_step(far.step, far.total)),
-        Column("left", _left),
+        Column("left", lambda entry: entry.progress and entry.progress.eta, took),
         Column("tries", lambda entry: entry.attempts),
         Column("value", lambda entry: objective_text(entry.value)),
         Column("overrides", _overrides, right=False, cut=cut),
@@ -155,30 +155,6 @@ def _when(started_ns: int) -> str:
 
 def _path(entry: ListEntry, cwd: str) -> str:
     return one_line(shown_path(os.path.normpath(os.path.join(cwd, entry.path)), cwd))
-
-
-def _left(entry: ListEntry) -> str:
-    left = _sweep_left(entry) if entry.kind == "sweep" else entry.progress and entry.progress.eta
-    return took(left)
-
-
-def _sweep_left(sweep: ListEntry) -> float | None:
-    """Return how long the rest of a sweep's jobs will take, seconds; None if nobody can tell."""
-    # of one on a cluster nobody knows when it is whose turn
-    if sweep.state != "running" or sweep.queue:
-        return None
-    from lllaunch.results.live import LiveReader  # noqa: PLC0415 - most sweeps are over
-
-    view = LiveReader().sweep(sweep.path)
-    return None if view is None or view.subject is None else view.subject.eta
-
-
-def _plain(entry: ListEntry, path: str) -> dict[str, Any]:
-    document = plain(entry, path)
-    if entry.kind == "sweep" and entry.state == "running":
-        done, total = entry.counts.get("succeeded", 0), sum(entry.counts.values())
-        document["progress"] = {"done": done, "total": total, "eta": _sweep_left(entry)}
-    return document
 
 
 def _overrides(entry: ListEntry) -> str:

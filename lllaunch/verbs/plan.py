@@ -7,7 +7,7 @@ import contextlib
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 from omegaconf import OmegaConf
@@ -59,14 +59,6 @@ from lllaunch.verbs.printing import (
 from lllaunch.words import StyledText, commit_text, versions_text
 
 
-class Locked(NamedTuple):
-    """What one lock is to hold."""
-
-    name: str
-    command: tuple[str, ...]
-    plan: Mapping[str, Any]
-
-
 def write_locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | None) -> None:
     """Writes the locks of some plans and tells what is new in them.
 
@@ -77,14 +69,14 @@ def write_locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | No
     problems = located(runs, lambda run: variables_of_hydra(OmegaConf.create(run.config)))
     if problems:
         raise ConfigError(problems)
-    for lock in _locks(runs, command, name):
-        text = lock_text(lock.name, lock.command, lock.plan)
-        path, known = os.path.relpath(lock_path(os.getcwd(), lock.name)), None
+    for own, words, plan in _locks(runs, command, name):
+        text = lock_text(own, words, plan)
+        path, known = os.path.relpath(lock_path(os.getcwd(), own)), None
         # one that cannot be read is about to be replaced
         with contextlib.suppress(ConfigError, PlanRefused):
             known = read_lock(path) if os.path.lexists(path) else None
-        write_lock(os.getcwd(), lock.name, text)
-        changes = () if known is None else differences(known.plan, lock.plan)
+        write_lock(os.getcwd(), own, text)
+        changes = () if known is None else differences(known.plan, plan)
         what = "the plan is new" if known is None else "the plan is the same"
         told = [f"wrote {path}: {f'{len(changes)} changed' if changes else what}"]
         print_lines([*told, *(f"  {line}" for line in text_lines(changes))])
@@ -100,13 +92,13 @@ def show_difference(
         ConfigError: a lock cannot be read, or has no name that it can have.
     """
     found = []
-    for wanted in _locks(runs, command, name):
-        path = os.path.relpath(lock_path(os.getcwd(), wanted.name))
+    for own, words, plan in _locks(runs, command, name):
+        path = os.path.relpath(lock_path(os.getcwd(), own))
         if not os.path.lexists(path):
             message = "does not exist: this plan has not been reviewed"
             missing = Diagnostic("no-lock", path, "", message)
-            raise PlanRefused(problems=(missing,), renew=renew_command(wanted.command))
-        changes = differences(read_lock(path).plan, wanted.plan)
+            raise PlanRefused(problems=(missing,), renew=renew_command(words))
+        changes = differences(read_lock(path).plan, plan)
         found.append({"lock": path, "changes": changes_as_json(changes)})
         if not as_json:
             print_lines(text_lines(changes) or [f"{path}: the plan is the reviewed one"])
@@ -116,8 +108,13 @@ def show_difference(
     return ExitCode.REFUSED if differs else ExitCode.SUCCESS
 
 
-def _locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | None) -> Iterator[Locked]:
-    """One lock for each name: of a run, or of all jobs of a sweep that have it."""
+def _locks(
+    runs: Sequence[Reviewed], command: ConfigRequest, name: str | None
+) -> Iterator[tuple[str, tuple[str, ...], Mapping[str, Any]]]:
+    """One lock for each name: of a run, or of all jobs of a sweep that have it.
+
+    Yields its name, the words of the command that makes it, and the plan that it holds.
+    """
     given = () if name is None else ("--name", name)
     by_name: dict[str, list[Reviewed]] = {}
     for run in runs:
@@ -133,7 +130,7 @@ def _locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | None) -
         elif command.multirun:
             plan = sweep_plan({run.job: run.spec for run in members})
         clean = unlocked(redacted_overrides(made_by.overrides))
-        yield Locked(own, (*given, *made_by._replace(overrides=clean).words), plan)
+        yield own, (*given, *made_by._replace(overrides=clean).words), plan
 
 
 _DESCRIPTION = """\

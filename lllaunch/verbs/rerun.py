@@ -9,14 +9,12 @@ from collections.abc import Sequence
 
 from lllaunch.app.command_line import prestarted, program
 from lllaunch.app.rerun import read_again, run_again
-from lllaunch.console.table import is_terminal
 from lllaunch.errors import ConfigError, Diagnostic
-from lllaunch.exit_codes import ExitCode
 from lllaunch.results.store import LATEST, locate
 from lllaunch.review.lock import PlanRefused
 from lllaunch.review.paths import POLICY_VARIABLE, locks_all, policy_path, tree_top
 from lllaunch.run.build import build_facts
-from lllaunch.run.result import RunResult, known_result
+from lllaunch.run.result import known_result
 from lllaunch.verbs.printing import Parser, complain, perform
 from lllaunch.words import commit_text, ending, resume_override, shown_path
 
@@ -70,8 +68,10 @@ def _rerun(given: argparse.Namespace) -> int:
     directory = os.path.abspath(found.path)
     again = read_again(directory)
     result = known_result(directory)
-    if not _agreed(result, shown_path(directory, os.getcwd()), quiet=given.quiet):
-        return ExitCode.ERROR
+    if not given.quiet:
+        state: str = "no result" if result is None else result.state
+        state += f", {ending(result.exit_code, '')}" if result and result.exit_code else ""
+        complain(f"repeats {shown_path(directory, os.getcwd())} ({state})")
     build = None if result is None else result.build
     if build is not None and build.commit:
         now = build_facts(os.getcwd(), own=[directory])
@@ -100,18 +100,3 @@ def _expect_same_rules(run: str, cwd: str) -> None:
         raise PlanRefused(
             problems=(Diagnostic("rerun", "RUN", repr(run), message, "run it again there"),)
         )
-
-
-def _agreed(result: RunResult | None, path: str, *, quiet: bool) -> bool:
-    """Print which run is repeated, and ask whether to, where it failed and somebody is there."""
-    failed = result is not None and bool(result.exit_code)
-    state: str = "no result" if result is None else result.state
-    if result and failed:
-        state += f", {ending(result.exit_code, '')}"
-    asks = failed and is_terminal(sys.stdin) and is_terminal(sys.stderr)
-    if asks or not quiet:
-        complain(f"repeats {path} ({state})")
-    if not asks:
-        return True
-    print("lllaunch: repeat it although it failed? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in {"y", "yes"}

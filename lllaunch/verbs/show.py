@@ -26,7 +26,7 @@ from lllaunch.console.report import failure_text, fate_text, report_lines
 from lllaunch.console.stream import encodable
 from lllaunch.console.summary import Setting, summary_rows
 from lllaunch.console.table import GAP, Row, aligned, padded
-from lllaunch.documents import Plain, nanoseconds
+from lllaunch.documents import Plain
 from lllaunch.locks import holder
 from lllaunch.results.live import LiveReader
 from lllaunch.results.queue import NO_ANSWER, BatchQueue
@@ -34,7 +34,6 @@ from lllaunch.results.report import common_overrides
 from lllaunch.results.store import (
     ListEntry,
     is_submitted,
-    last_event,
     locate,
     lock_of,
     plain,
@@ -156,11 +155,13 @@ def run_rows(run: RunView, cwd: str, width: int, *, ascii_only: bool = False) ->
     facts = [*_head(run.entry, cwd), ("progress", _progress(run, now))]
     facts += [] if run.entry.batch is None else _of_batch(run.entry, run.entry.batch)
     bars = timeline_rows(timeline, width, ascii_only=ascii_only)
+    shown = () if now is None else now.rows[:_MOST_RANKS]
+    ranks = table_rows(now, shown, width - len(GAP), cwd) if now and shown else []
     attempts = len({attempt.number for attempt in timeline.attempts})
     parts = [
         _facts(facts),
         _titled(f"In time (from {_local(timeline.start_ns)})", bars) if bars else [],
-        _titled("Now", [] if now is None else _now(now, cwd, width - len(GAP))),
+        _titled("Now", [(StyledText(GAP), *row) for row in ranks]),
         _titled("The most that was used", peak_rows(timeline.series, attempts=attempts)),
     ]
     if outcome is not None:
@@ -179,16 +180,6 @@ def run_rows(run: RunView, cwd: str, width: int, *, ascii_only: bool = False) ->
     parts.append([] if run.result is None else _facts([*_origin(run.result)]))
     for part in parts:
         rows += [(), *part] if part else []
-    return rows
-
-
-def _now(now: LiveView, cwd: str, width: int) -> list[Row]:
-    """Return what each rank does."""
-    shown = now.rows[:_MOST_RANKS]
-    rows = [(StyledText(GAP), *row) for row in table_rows(now, shown, width, cwd)] if shown else []
-    if more := len(now.rows) - len(shown):
-        text = f"{GAP}and {counted(more, 'more rank')}; python -m lllaunch top shows them"
-        rows.append((StyledText(text, "faint"),))
     return rows
 
 
@@ -311,13 +302,10 @@ def _attempt(attempt: AttemptResult, cwd: str, width: int | None) -> list[Row]:
 
 def _values(outcome: RunResult, cwd: str) -> list[Row]:
     rows: list[Row] = []
-    for rank, value in list(outcome.return_values.items())[:_MOST_VALUES]:
+    for rank, value in [*outcome.return_values.items()][:_MOST_VALUES]:
         short = value.json is not None and len(value.json) <= _LONGEST_VALUE
         what = value.json if short else f"{value.type_name}, {size(value.size)}"
         rows.append((StyledText(f"rank {rank} returned {what}; {shown_path(value.path, cwd)}"),))
-    more = len(outcome.return_values) - len(rows)
-    if more > 0:
-        rows.append((StyledText(f"and {counted(more, 'more rank')} returned something", "faint"),))
     return rows
 
 
@@ -337,10 +325,6 @@ def _without_outcome(entry: ListEntry, cwd: str) -> Iterator[Row]:
         why = ""  # that is it
     style = "busy" if entry.state in {"queued", "running"} else "error"
     yield from [(StyledText(f"lllaunch: {why}", style),)] if why else ()
-    event = last_event(entry.path) or {}
-    at = nanoseconds(event.get("time"))
-    if event.get("type") and at is not None:
-        yield (StyledText(f"{GAP}Last event: {_local(at)} {event['type']}"),)
     log = os.path.join(entry.path, LOG)
     logs = log if os.path.exists(log) else os.path.join(entry.path, _LAST_ATTEMPT)
     if entry.attempts or entry.state not in {"queued", "not_submitted"}:

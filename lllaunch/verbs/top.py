@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
-import signal
+import shutil
 import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, NamedTuple
 
-from lllaunch.console.bottom import Bottom
 from lllaunch.console.live_table import view_rows
-from lllaunch.console.stream import KEPT, Outlet
-from lllaunch.console.table import Painter, is_terminal
+from lllaunch.console.table import is_terminal
 from lllaunch.linux.process import wait
 from lllaunch.results.index import DEFAULT_ROOTS
 from lllaunch.results.live import LiveReader, LiveView, plain_view
 from lllaunch.results.store import NoSuchRun, locate, look, roots_of
-from lllaunch.verbs.printing import Parser, columns, perform, print_lines, print_rows
+from lllaunch.verbs.printing import Parser, columns, perform, print_rows
 from lllaunch.workers.terminal import moves_cursor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from lllaunch.console.table import Row
 
 _DESCRIPTION = """\
 Show live runs, sweeps with their running jobs, and what finished recently. For one run show its
@@ -39,8 +34,6 @@ RUN names a run or a sweep: its directory, the end of its path, the id of its ba
 'latest' (the default), the one started last from here; or it is a directory with runs below it."""
 _EACH = 1.0
 _LEAST_EACH, _MOST_EACH = 0.1, 86_400
-# How long a frame waits for a terminal that takes nothing, seconds.
-_PATIENCE = 0.5
 
 
 class Watched(NamedTuple):
@@ -81,20 +74,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--interval",
         metavar="SECONDS",
-        type=_interval,
+        type=float,
         help="time between updates, also on a pipe; default: 1",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     return parser
-
-
-def _interval(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if _LEAST_EACH <= (seconds := float(text)) <= _MOST_EACH:
-            return seconds
-    raise argparse.ArgumentTypeError(
-        f"expected seconds, {_LEAST_EACH} to {_MOST_EACH}, got {text!r}"
-    )
 
 
 def watched(name: str | None) -> Watched:
@@ -115,54 +99,32 @@ def _top(given: argparse.Namespace) -> None:
     what = watched(given.run)
     on_terminal = moves_cursor() and is_terminal(sys.stdout)
     again = not given.once and (on_terminal or given.interval is not None)
-    each = given.interval or _EACH
+    in_place = again and on_terminal and not given.json
+    each = min(max(_LEAST_EACH, _EACH if given.interval is None else given.interval), _MOST_EACH)
     reader = LiveReader()
-    if again and on_terminal and not given.json:
-        if not given.plain and is_terminal(sys.stdin) and find_spec("textual") is not None:
-            # 0.3 s to import, and not everybody has it
-            from lllaunch.verbs.top_app import TopApp  # noqa: PLC0415
+    keys = not given.plain and is_terminal(sys.stdin) and find_spec("textual") is not None
+    if in_place and keys:
+        # 0.3 s to import, and not everybody has it
+        from lllaunch.verbs.top_app import TopApp  # noqa: PLC0415
 
-            TopApp(what, reader, each).run()
-        else:
-            _redraw(what, reader, each)
+        TopApp(what, reader, each).run()
         return
+    drawn = 0
     while True:
         view = what.view(reader)
         if given.json:
             sys.stdout.write(json.dumps(plain_view(view)) + "\n")
         else:
-            print_rows(view_rows(view, columns(), 0, os.getcwd()))
+            lines = shutil.get_terminal_size().lines if in_place else 0
+            rows = view_rows(view, columns(), lines, os.getcwd())
+            if in_place and drawn:
+                # in the place of the table before
+                sys.stdout.write(f"\x1b[{drawn}F\x1b[J")
+            elif drawn:
+                sys.stdout.write("\n")
+            print_rows(rows)
+            drawn = len(rows)
         sys.stdout.flush()
         if not again or view.is_over:
             return
         wait(seconds=each)
-        if not given.json:
-            print_lines([""])
-
-
-def _redraw(what: Watched, reader: LiveReader, each: float) -> None:
-    """Show a table in its place until what is looked at is over."""
-    cwd = os.getcwd()
-    view = what.view(reader)
-
-    def rows(columns: int, lines: int) -> list[Row]:
-        return view_rows(view, columns, lines, cwd)
-
-    table = Bottom(Outlet(sys.stdout, room=KEPT), Painter(sys.stdout).paint, rows)
-    # blocked, they are there for whoever waits for them
-    signals = {signal.SIGWINCH, signal.SIGTSTP}
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    with contextlib.ExitStack() as end:
-        end.callback(signal.pthread_sigmask, signal.SIG_SETMASK, former)
-        # the shell writes below it
-        end.callback(table.end, _PATIENCE, leave=True)
-        table.draw(_PATIENCE)
-        while not view.is_over:
-            # what is there is shown in its new size, and the next look comes a little later
-            while came := signal.sigtimedwait(signals, each):
-                if came.si_signo == signal.SIGTSTP:
-                    table.end(_PATIENCE, leave=True)
-                    os.kill(os.getpid(), signal.SIGSTOP)
-                table.draw(_PATIENCE)
-            view = what.view(reader)
-            table.draw(_PATIENCE)
