@@ -328,32 +328,25 @@ def examine(tree: ConfigTree, policy: Policy | None, directory: str | None) -> I
             yield done or examined
 
 
+@dataclass
 class _Examination:
     """Examines one experiment."""
 
-    def __init__(
-        self,
-        examined: Examined,
-        composed: Composition,
-        files: Mapping[str, ConfigFile],
-        policy: Policy | None,
-    ) -> None:
-        self._examined = examined
-        self._experiment = examined.experiment
-        self._composed = composed
-        self._files = files
-        self._policy = policy
-        self._config: Any = {}
-        self._origins = Origins({})
-        # an app of the user's own names what workers run, and may use all of the config
-        self._users_own = False
-        composed.config_name = self._experiment.config_name or PRIMARY
+    examined: Examined
+    composed: Composition
+    files: Mapping[str, ConfigFile]
+    policy: Policy | None
+    config: Any = None
+    origins: Origins = field(default_factory=lambda: Origins({}))
+    # an app of the user's own names what workers run, and may use all of the config
+    users_own: bool = False
 
     def perform(self) -> Examined:
         """Note everything in the result."""
-        examined = self._examined
-        known = {os.path.abspath(file.path): file for file in self._files.values()}
-        repository: Any = self._composed.loader.repository
+        examined = self.examined
+        self.composed.config_name = examined.experiment.config_name or PRIMARY
+        known = {os.path.abspath(file.path): file for file in self.files.values()}
+        repository: Any = self.composed.loader.repository
         expect = repository.expect
 
         def note(path: str) -> None:
@@ -368,13 +361,17 @@ class _Examination:
         try:
             self._examine()
         except Exception as error:  # noqa: BLE001 - one hostile config must not hide the others
-            examined.is_one = self._experiment.certain
+            examined.is_one = self.examined.experiment.certain
             self._note_failure(error)
         return examined
 
     def _note_failure(self, error: Exception) -> None:
         """Note why the experiment has come to no plan."""
-        examined, name, file = self._examined, self._experiment.name, self._experiment.file
+        examined, name, file = (
+            self.examined,
+            self.examined.experiment.name,
+            self.examined.experiment.file,
+        )
         if isinstance(error, ConfigError):
             # of a file, or of the policy, which the loader looks at
             placed = found_in(error, file.path)
@@ -389,17 +386,17 @@ class _Examination:
             reason = error.reason if isinstance(error, ComposeFailed) else ""
             may_be_given = re.search(HydraMessage.INCOMPLETE, reason)
             found = examined.left_open if may_be_given else examined.found
-            found.append(compose_problem(error, name, file, self._files))
+            found.append(compose_problem(error, name, file, self.files))
 
     def _examine(self) -> None:
-        experiment, examined = self._experiment, self._examined
+        experiment, examined = self.examined.experiment, self.examined
         path = experiment.file.path
-        cfg = self._composed.compose(experiment.overrides)
+        cfg = self.composed.compose(experiment.overrides)
         config: Any = OmegaConf.to_container(cfg, resolve=False)
-        self._config = config
+        self.config = config
         launch = config.get("launch")
         whole = isinstance(launch, dict) and launch.get("entrypoint") is not None
-        self._users_own = users_own = experiment.config_name is not None and not whole
+        self.users_own = users_own = experiment.config_name is not None and not whole
         given = any(map(is_set, launch.values())) if isinstance(launch, dict) else is_set(launch)
         examined.is_one = experiment.certain or given
         if not examined.is_one:
@@ -413,17 +410,17 @@ class _Examination:
         unused = frozenset() if users_own else unused_keys(config)
         if locked or problems or unused or shadows:
             # it takes as long as to compose them
-            self._origins = self._composed.origins(experiment.overrides)
+            self.origins = self.composed.origins(experiment.overrides)
         if not users_own:
             examined.used = frozenset(map(str, config)) - unused
-            paths = {each.path for each in self._files.values()}
-            examined.unused += about_unused(unused, self._origins, paths, experiment.name)
+            paths = {each.path for each in self.files.values()}
+            examined.unused += about_unused(unused, self.origins, paths, experiment.name)
         for problem, code in problems:
             # other configs may give what is not there
             may_come = code == WRONG and problem.code in {"missing", "interpolation", "entrypoint"}
             found = examined.left_open if may_come else examined.found
             found.append(self._located(problem, code))
-        examined.found += shadowed(config, self._origins, path, experiment.name)
+        examined.found += shadowed(config, self.origins, path, experiment.name)
         if locked is not None:
             self._expect_lock(locked, name_of(locked, cfg))
 
@@ -433,55 +430,55 @@ class _Examination:
         if problem.code == "interpolation":
             found = re.search(HydraMessage.NO_KEY, problem.message)
             missing = found[1].lstrip(".") if found else ""
-        for link in self._origins.chain(problem.key) if missing else ():
+        for link in self.origins.chain(problem.key) if missing else ():
             path = parts_of(link.key)
-            asked = may_refer_to(value_at(self._config, path), path)
+            asked = may_refer_to(value_at(self.config, path), path)
             named = next((each for each in asked if each.endswith(missing)), None)
             if named is not None:
                 at, missing = link.key, named
                 break
         if missing and not problem.hint:
-            keys = [*self._origins.keys()][:_MOST_CHOICES]
+            keys = [*self.origins.keys()][:_MOST_CHOICES]
             problem = replace(problem, hint=did_you_mean(missing, keys))
         file, line = self._place(at)
         if problem.code == "no-policy":
             problem = replace(problem, key="")
             file, line = shown_path(os.path.join(tree_top(os.getcwd()), POLICY_FILE)), 0
         placed = replace(problem, file=file, line=line)
-        return CheckedDiagnostic.of(placed, exit_code, (self._experiment.name,))
+        return CheckedDiagnostic.of(placed, exit_code, (self.examined.experiment.name,))
 
     def _place(self, key: str) -> tuple[str, int]:
         """File and line of a key, of what it refers to, or of what it is in."""
-        origin = self._origins.stands_in(key)
+        origin = self.origins.stands_in(key)
         if origin is not None and origin.kind == "file":
             return origin.where, origin.line or 1
-        file = self._experiment.file
+        file = self.examined.experiment.file
         return file.path, file.line_of(*parts_of(key)[:1])
 
     def _planned(self, cfg: DictConfig) -> tuple[list[tuple[Diagnostic, int]], LaunchSpec | None]:
         """Return what is wrong or not allowed, and what runs if that needs a reviewed plan."""
-        examined, users_own = self._examined, self._users_own
+        examined, users_own = self.examined, self.users_own
         try:
-            spec = self._composed.plan(cfg, entrypoint_required=not users_own)
+            spec = self.composed.plan(cfg, entrypoint_required=not users_own)
         except ConfigError as error:
             return [(each, WRONG) for each in error.problems], None
         if not users_own:
             plan = examined.plan = portable_plan(spec)
             examined.plan_hash = hash_of(plan) if spec.entrypoint.text else ""
-        everywhere = locks_all(os.environ) and not self._experiment.is_preset
+        everywhere = locks_all(os.environ) and not self.examined.experiment.is_preset
         locked = bool(spec.locked) or (everywhere and not users_own)
         top = tree_top(os.getcwd())
-        refused = check(spec, cfg, self._policy, top, locked=locked, entrypoint=not users_own)
+        refused = check(spec, cfg, self.policy, top, locked=locked, entrypoint=not users_own)
         return [(each, REFUSED) for each in refused], spec if locked else None
 
     def _expect_lock(self, spec: LaunchSpec, name: str) -> None:
         """Note if an experiment has no lock where runs look for it."""
-        examined = self._examined
+        examined = self.examined
         path = examined.experiment.file.path
         file, line = self._place("launch.locked") if spec.locked else (path, 1)
-        examined.locked = bool(name) and not self._users_own
+        examined.locked = bool(name) and not self.users_own
         code: Code
-        if self._users_own:
+        if self.users_own:
             code = "own-app"
             message = "and is an app of its own: locks hold plans of python -m lllaunch"
         elif not name:

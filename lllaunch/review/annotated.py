@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from lllaunch.config.document import lines_of
 from lllaunch.config.origins import Link, Origin, Origins
 from lllaunch.config.plan import dump_yaml
 from lllaunch.config.tree import leaf_items
 from lllaunch.spec import LaunchSpec
+from lllaunch.words import StyledText
 
 Path = tuple[Any, ...]
+Row = tuple[StyledText, ...]
 
 _MOST = 200  # characters of a comment
 _COLUMN = 40  # where comments begin, behind lines that are not longer
@@ -27,33 +29,26 @@ _SAID_BY: Mapping[Path, tuple[Path, ...]] = {
 }
 
 
-class AnnotatedLine(NamedTuple):
-    """A line of YAML, and its comment with the blanks before it."""
-
-    text: str
-    comment: str = ""
-
-
-def annotated(plan: Mapping[str, Any], comment: Callable[[Path], str]) -> list[AnnotatedLine]:
+def annotated(plan: Mapping[str, Any], comment: Callable[[Path], str]) -> list[Row]:
     """Return plain data as YAML, with a comment (which may be empty) behind each value."""
-    lines = [AnnotatedLine(text) for text in dump_yaml(plan).splitlines()]
-    found = lines_of("\n".join(line.text for line in lines))
+    text = dump_yaml(plan)
+    rows: list[Row] = [(StyledText(line),) for line in text.splitlines()]
+    found = lines_of(text)
     for path, _ in leaf_items(plan):
-        number = found.nearest(path) if found.items else 0
-        text = comment(path)
-        if number and text:
-            line = lines[number - 1].text
-            blanks = " " * max(0, _COLUMN - len(line))
-            lines[number - 1] = AnnotatedLine(line, f"{blanks}  # {_tame(text)}")
-    return lines
+        number, said = found.nearest(path) if found.items else 0, comment(path)
+        if number and said:
+            (line,) = rows[number - 1]
+            blanks = " " * max(0, _COLUMN - len(line.text))
+            rows[number - 1] = line, StyledText(f"{blanks}  # {_tame(said)}", "faint")
+    return rows
 
 
-def comment_lines(title: str, facts: Iterable[tuple[str, str]]) -> list[AnnotatedLine]:
+def comment_rows(title: str, facts: Iterable[tuple[str, str]]) -> list[Row]:
     """Return a block of comments: a title, and below it the facts that have a text."""
     told = [(name, text) for name, text in facts if text]
     width = max((len(name) for name, _ in told), default=0)
     rows = [f"#   {name:<{width}}  {_tame(text)}" for name, text in told]
-    return [AnnotatedLine("", text) for text in (f"# {title}", *rows)]
+    return [(StyledText(text, "faint"),) for text in (f"# {title}", *rows)]
 
 
 class OriginAnnotator:

@@ -28,7 +28,6 @@ from lllaunch.review.paths import LOCKS, expect_within
 from lllaunch.review.policy import expect_record
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.spec import LaunchSpec
-from lllaunch.text import shorten
 
 _MOST_LINES = 50  # lines of each kind
 
@@ -134,7 +133,7 @@ def lock_text(name: str, command: Sequence[str], plan: Mapping[str, Any]) -> str
     """Returns the text of a lock; the same for the same arguments, on every machine.
 
     ``command`` is redacted; ``plan`` is of a run (`lllaunch.config.plan.portable_plan`) or of a
-    sweep (`sweep_plan`). A wrong name, or a plan that YAML cannot hold, is a `ConfigError`.
+    sweep (`sweep_plan`). A wrong name is a `ConfigError`.
     """
     problem = name_problem(name)
     if problem is not None:
@@ -145,17 +144,7 @@ def lock_text(name: str, command: Sequence[str], plan: Mapping[str, Any]) -> str
         "plan_hash": hash_of(plan),
         "plan": essential(plan),
     }
-    text = _header(name, command) + dump_yaml(content)
-    try:
-        read = parse_lock(text, "the lock")
-        changed = differences(read.plan, complete(plan)) or list(read.command) != list(command)
-        reason = "it does not read back" if changed else ""
-    except LaunchError as error:
-        reason = str(error)
-    if reason:
-        message = f"cannot be written as a lock: {shorten(reason)}"
-        raise ConfigError((Diagnostic("lock", "", "the plan", message),))
-    return text
+    return _header(name, command) + dump_yaml(content)
 
 
 def read_lock(path: str) -> Lock:

@@ -33,7 +33,7 @@ from lllaunch.documents import Plain
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.review.allow import check
-from lllaunch.review.annotated import AnnotatedLine, annotated, comment_lines, origin_json
+from lllaunch.review.annotated import annotated, comment_rows, origin_json
 from lllaunch.review.lock import (
     PlanRefused,
     lock_path,
@@ -59,13 +59,8 @@ from lllaunch.verbs.printing import (
 from lllaunch.words import StyledText, commit_text, versions_text
 
 
-def write_locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | None) -> None:
-    """Writes the locks of some plans and tells what is new in them.
-
-    Raises:
-        ConfigError: a lock has no name that it can have, or would leave out what workers see.
-        OutputError: it cannot be written.
-    """
+def _write_locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | None) -> None:
+    """Write the locks of some plans and print what is new in them."""
     problems = located(runs, lambda run: variables_of_hydra(OmegaConf.create(run.config)))
     if problems:
         raise ConfigError(problems)
@@ -82,15 +77,10 @@ def write_locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | No
         print_lines([*told, *(f"  {line}" for line in text_lines(changes))])
 
 
-def show_difference(
+def _show_difference(
     runs: Sequence[Reviewed], command: ConfigRequest, name: str | None, *, as_json: bool
 ) -> int:
-    """Prints how plans differ from their locks; returns the exit code.
-
-    Raises:
-        PlanRefused: there is no lock.
-        ConfigError: a lock cannot be read, or has no name that it can have.
-    """
+    """Print how plans differ from their locks, and return the exit code."""
     found = []
     for own, words, plan in _locks(runs, command, name):
         path = os.path.relpath(lock_path(os.getcwd(), own))
@@ -213,11 +203,18 @@ def _plan(given: argparse.Namespace) -> int:
         else:
             runs = [review_run(composed)]
         # what may not run is not for review, but may be looked at
-        refused = PlanRefused(problems=_not_allowed(runs))
+        top = tree_top(os.getcwd())
+        policy = policy_of(top)
+        refused = PlanRefused(
+            problems=located(
+                () if policy is None else runs,
+                lambda run: check(run.spec, OmegaConf.create(run.config), policy, top),
+            )
+        )
         if given.lock and not refused.problems:
-            write_locks(runs, command, given.name)
+            _write_locks(runs, command, given.name)
         elif given.diff:
-            code = show_difference(runs, command, given.name, as_json=as_json)
+            code = _show_difference(runs, command, given.name, as_json=as_json)
         elif given.has_script and not (command.multirun or as_json):
             print_lines(experiment_text(runs[0]).splitlines())
         elif not given.lock:
@@ -255,18 +252,19 @@ def _show(
         print_json({**_document(runs, build, sweep=sweep), **batch})
         return
     plan = essential(first.readable) if changed else first.readable
-    lines = annotated(plan, first.told.comment)
+    rows = annotated(plan, first.told.comment)
     rest: dict[str, Any] = {"resolved": first.resolved, "plan_hash": first.plan_hash}
     if sweep:
         rest["jobs"] = list(_jobs(runs, lambda changes: text_lines(changes) if changes else None))
-    lines += [AnnotatedLine(text) for text in dump_yaml(rest).splitlines()]
+    rows += [(StyledText(text),) for text in dump_yaml(rest).splitlines()]
     if build is not None:
-        lines += comment_lines(_HERE, _here(build).items())
+        rows += comment_rows(_HERE, _here(build).items())
     if batch:
         text = batch["batch"] or f"none: {batch['batch_problem']}"
         title = _BATCH_OF_SWEEP if sweep else _BATCH
-        lines += [AnnotatedLine("", f"# {line}".rstrip()) for line in [title, *text.splitlines()]]
-    print_rows((StyledText(line.text), StyledText(line.comment, "faint")) for line in lines)
+        lines = (f"# {line}".rstrip() for line in (title, *text.splitlines()))
+        rows += [(StyledText(line, "faint"),) for line in lines]
+    print_rows(rows)
 
 
 def _batch_file(run: Reviewed, *, portable: bool) -> dict[str, Any]:
@@ -332,11 +330,3 @@ def _document(runs: Sequence[Reviewed], build: Build | None, *, sweep: bool) -> 
     if sweep:
         document["jobs"] = list(_jobs(runs, changes_as_json))
     return document
-
-
-def _not_allowed(runs: Sequence[Reviewed]) -> tuple[Diagnostic, ...]:
-    top = tree_top(os.getcwd())
-    policy = policy_of(top)
-    if policy is None:
-        return ()
-    return located(runs, lambda run: check(run.spec, OmegaConf.create(run.config), policy, top))

@@ -15,7 +15,7 @@ from lllaunch.config.tree import leaf_items
 from lllaunch.review.annotated import (
     OriginAnnotator,
     annotated,
-    comment_lines,
+    comment_rows,
 )
 
 texts = st.text("ab#:'\" \\\n\r\t\x85\u2028\x1b[é🐘-{}.~?&*!|>%@`", max_size=8)
@@ -53,7 +53,11 @@ def test_comments_change_nothing_and_stand_where_their_value_stands(plan: dict[A
 
 
 def written(plan: dict[Any, Any], comment: Callable[[Any], str]) -> str:
-    return "\n".join(f"{line.text}{line.comment}" for line in annotated(plan, comment))
+    return text_of(annotated(plan, comment))
+
+
+def text_of(rows: list[Any]) -> str:
+    return "\n".join("".join(span.text for span in row) for row in rows)
 
 
 def test_a_comment_is_one_line_and_moves_no_cursor() -> None:
@@ -64,13 +68,12 @@ def test_a_comment_is_one_line_and_moves_no_cursor() -> None:
     assert "\x9b" not in text
     assert yaml.safe_load(text) == {"a": 1}
     assert len(text) < 260
-    lines = comment_lines("Here:", [("name", hostile), ("longer", "b"), ("empty", "")])
-    block = "\n".join(f"{line.text}{line.comment}" for line in lines)
+    block = text_of(comment_rows("Here:", [("name", hostile), ("longer", "b"), ("empty", "")]))
     assert [line[:2] for line in block.splitlines()] == ["# "] * 3
     assert "\x1b" not in block
     assert "empty" not in block
     assert yaml.safe_load(block) is None
-    assert len(comment_lines("Here:", [])) == 1
+    assert len(comment_rows("Here:", [])) == 1
 
 
 SCHEMA = Origin("schema", "structured://_lllaunch_schema")
