@@ -35,6 +35,7 @@ from lllaunch.results.store import ListEntry
 from lllaunch.text import plain
 from lllaunch.verbs.top import Watched
 from lllaunch.words import StyledText, state_style
+from lllaunch.workers.terminal import cells as cells_of
 
 
 class TopApp(App[None]):
@@ -119,6 +120,7 @@ class ListScreen(Screen[None]):
         self._reversed = False
         # What the table shows: titles, and the texts of each row by its key.
         self._titles: tuple[str, ...] = ()
+        self._widths: tuple[int, ...] = ()
         self._cells: dict[str, tuple[str, ...]] = {}
 
     def compose(self) -> ComposeResult:
@@ -193,6 +195,10 @@ class ListScreen(Screen[None]):
         mark = "v" if self._reversed else "^"
         titles = tuple(f"{each.title}{mark if each is by else ''}" for each, _ in fitted)
         texts = zip(*(texts for _, texts in fitted), strict=True)
+        widths = tuple(
+            max(map(cells_of, (title, *texts)))
+            for title, (_, texts) in zip(titles, fitted, strict=True)
+        )
         cells = dict(zip((row.key for row in self._rows), texts, strict=False))
 
         def painted(text: str, column: Column, style: str = "") -> Text:
@@ -202,23 +208,22 @@ class ListScreen(Screen[None]):
         def cell(row: ListEntry, place: int) -> Text:
             return painted(cells[row.key][place], fitted[place][0], state_style(row.state))
 
-        if (titles, [*cells]) == (self._titles, [*self._cells]):
+        if (titles, widths, [*cells]) == (self._titles, self._widths, [*self._cells]):
             for row in self._rows:
                 for place, text in enumerate(cells[row.key]):
                     if text != self._cells[row.key][place]:
-                        new = cell(row, place)
-                        table.update_cell(row.key, titles[place], new, update_width=True)
+                        table.update_cell(row.key, titles[place], cell(row, place))
         else:
             at = table.cursor_row
             table.clear(columns=True)
-            for (column, _), title in zip(fitted, titles, strict=True):
-                table.add_column(painted(title, column), key=title)
+            for (column, _), title, wide in zip(fitted, titles, widths, strict=True):
+                table.add_column(painted(title, column), key=title, width=wide)
             for row in self._rows:
                 table.add_row(*(cell(row, place) for place in range(len(titles))), key=row.key)
             if selected is not None and selected.key in cells:
                 at = [*cells].index(selected.key)
             table.move_cursor(row=at, animate=False)
-        self._titles, self._cells = titles, cells
+        self._titles, self._widths, self._cells = titles, widths, cells
 
     def _selected(self) -> ListEntry | None:
         """Return the row that the cursor is on; of a run without ranks the run."""
