@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import signal
-import stat
 import sys
 import time
 import traceback
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from lllaunch.clock import boot_id, from_boot, since_boot_ns
 from lllaunch.errors import LaunchError
-from lllaunch.files import replace_file, write_all
+from lllaunch.files import replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -121,28 +120,12 @@ def write_error_file(path: str, text: str) -> None:
     """
     contents = text.encode("utf-8", "surrogatepass")
     target = os.path.realpath(path)
-    if not _is_replaceable(target):
-        _write_in_place(target, contents)
-        return
-    try:
-        replace_file(target, contents)
-    except PermissionError:
-        _write_in_place(target, contents)
-
-
-def _is_replaceable(path: str) -> bool:
-    try:
-        return stat.S_ISREG(os.lstat(path).st_mode)
-    except FileNotFoundError:
-        return True
-
-
-def _write_in_place(path: str, contents: bytes) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
-    try:
-        write_all(descriptor, contents)
-    finally:
-        os.close(descriptor)
+    if os.path.isfile(target) or not os.path.lexists(target):
+        with contextlib.suppress(PermissionError):
+            replace_file(target, contents)
+            return
+    with open(target, "wb") as file:
+        file.write(contents)
 
 
 # Where a worker begins, before it comes to the user's code.
@@ -219,17 +202,13 @@ class ErrorHandler:
             }
         elif error_code:
             self.override_error_code_in_rootcause_data(rootcause_error_file, data, error_code)
-        self._keep_what_is_there()
-        self._write(json.dumps(data))
-
-    def _keep_what_is_there(self) -> None:
-        """Logs an error file that is about to be overwritten; it may have another cause in it."""
         path = self._get_error_file_path()
-        if path is None or not os.path.isfile(path):
-            return
-        record = read_error_file(path)
-        contents = record.problem or json.dumps(record.data, indent=2)
-        logger.warning("%s is overwritten with the root cause; it was: %s", path, contents)
+        if path is not None and os.path.isfile(path):
+            # it may have another cause in it
+            record = read_error_file(path)
+            there = record.problem or json.dumps(record.data, indent=2)
+            logger.warning("%s is overwritten with the root cause; it was: %s", path, there)
+        self._write(json.dumps(data))
 
     def _write(self, text: str) -> None:
         path = self._get_error_file_path()
@@ -307,39 +286,30 @@ class ProcessFailure:
     # text, or the ``message`` of the error file: text or ``{"message", "extraInfo":
     # {"py_callstack", "timestamp"}}``
     message: str | dict[str, Any] = field(init=False)
-    timestamp: int = field(init=False)  # when it failed, whole seconds since the epoch
     timestamp_ns: int = field(init=False)
     # when its end was observed, nanoseconds since the epoch, or None
     exit_time_ns: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.error_file_data = {"message": "<NONE>"}
-        self.message = ""
+        self.error_file_data, self.message, problem = {"message": "<NONE>"}, "", ""
+        self.timestamp_ns = time.time_ns() if self.exit_time_ns is None else self.exit_time_ns
         if os.path.isfile(self.error_file):
-            problem = self._take_error_file()
+            record = read_error_file(self.error_file)
+            if self.exit_time_ns is None or not record.problem:
+                self.timestamp_ns = record.time_ns
+            if record.problem:
+                problem = f"its error file {self.error_file!r} is unreadable: {record.problem}"
+            else:
+                self.error_file_data, self.message = record.data, record.message
         else:
-            problem = ""
             self.error_file = NOT_AVAILABLE
-            self._date(time.time_ns() if self.exit_time_ns is None else self.exit_time_ns)
         if not self.message:
             self.message = self._describe_exit(problem)
 
-    def _take_error_file(self) -> str:
-        """Fills in what the error file says; returns why it cannot be read, or an empty string."""
-        record = read_error_file(self.error_file)
-        if record.problem and self.exit_time_ns is not None:
-            self._date(self.exit_time_ns)
-        else:
-            self._date(record.time_ns)
-        if record.problem:
-            return f"its error file {self.error_file!r} is unreadable: {record.problem}"
-        self.error_file_data = record.data
-        self.message = record.message
-        return ""
-
-    def _date(self, time_ns: int) -> None:
-        self.timestamp_ns = time_ns
-        self.timestamp = time_ns // _NS
+    @property
+    def timestamp(self) -> int:
+        """When it failed, whole seconds since the epoch."""
+        return self.timestamp_ns // _NS
 
     def _describe_exit(self, problem: str) -> str:
         if self.exitcode < 0:
