@@ -136,7 +136,7 @@ def _body(outcome: RunResult, cwd: str) -> Iterator[StyledText]:
             text = f"The run's time limit ({allowed}) was over before the next attempt."
             yield StyledText(f"  {text}")
         yield from _history(outcome.attempts[:-1], cwd)
-        yield from _ended_at(outcome, cwd)
+        yield from _ended_at(outcome)
         yield from _leftovers(outcome)
         yield from _lost(outcome)
         yield StyledText(f"  Logs: {_logs(outcome, last, cwd)}")
@@ -178,15 +178,11 @@ def _furthest(outcome: RunResult) -> str:
     return f"{who} was at {progress_text(worker.progress)}{when}."
 
 
-def _ended_at(outcome: RunResult, cwd: str) -> Iterator[StyledText]:
+def _ended_at(outcome: RunResult) -> Iterator[StyledText]:
     """Report how far a run was that a signal ended; a failure shows that with its cause."""
     text = _furthest(outcome)
     if text and outcome.root_cause is None:
         yield StyledText(f"  {text}")
-    if outcome.preflight is not None:
-        command, log = outcome.preflight
-        where = shown_path(log, cwd)
-        yield StyledText(f"  The preflight was running: {command}; its output is in {where}")
 
 
 def _root(root: RootCause, outcome: RunResult, cwd: str) -> Iterator[Part]:

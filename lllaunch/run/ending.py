@@ -117,15 +117,6 @@ def result_of(
     interrupted = signum is not None
     attempts = [judge_attempt(record) for record in records[:-1]]
     attempts += [judge_attempt(record, interrupted=interrupted) for record in records[-1:]]
-    preflight = records[-1].preflight if interrupted and records else None
-    # a signal ended the run while it was running
-    caught = preflight is not None and (
-        preflight.end is None
-        or (
-            any(each.time_ns <= preflight.end.time_ns for each in preflight.sent)
-            and not preflight.timed_out
-        )
-    )
     return summarize(
         attempts,
         directory=spec.directory,
@@ -139,7 +130,6 @@ def result_of(
         limit=observer.limit,
         no_progress=observer.no_progress,
         importing=spec.imports if interrupted and observer.is_importing else (),
-        preflight=(preflight.command, preflight.log) if preflight is not None and caught else None,
         look=observer.look,
         detected=spec.detected,
     )

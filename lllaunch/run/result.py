@@ -577,7 +577,7 @@ class RunResult(Record, frozen=True):
     """What became of a run: what `execute` returns, result.json holds and the report shows."""
 
     DERIVED = ("seconds", "restarts")
-    BESIDE = frozenset({"directory", "excerpt", "preflight"})
+    BESIDE = frozenset({"directory", "excerpt"})
 
     state: RunState  # ``failed``: workers did; ``error``: lllaunch could not do its part
     exit_code: int  # of ``python -m lllaunch`` (docs/reference/exit-codes.md)
@@ -605,8 +605,6 @@ class RunResult(Record, frozen=True):
     importing: tuple[str, ...] = ()
     # where the workers stood when a signal came to a run that showed no sign of life
     look: Hang | None = None
-    # command line and log of the one that was running when a signal ended the run
-    preflight: tuple[str, str] | None = None
     nodes: tuple[NodeResult, ...] = ()  # of several, what became of each; none if there was one
     detected: tuple[Detected, ...] = ()  # what ``nnodes: auto`` took from the environment
     host: Host | None = None
