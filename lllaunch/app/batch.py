@@ -22,8 +22,9 @@ from msgspec import structs
 
 from lllaunch.app.command_line import prestarted
 from lllaunch.cluster import slurm
+from lllaunch.cluster.values import expand_hosts
 from lllaunch.console.console import Console
-from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError, SnapshotFailed
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError, SnapshotFailed, Unfit
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import open_file
 from lllaunch.results.index import remember
@@ -499,8 +500,8 @@ def begin(batch: BatchJob, job: str, requeue: Requeue | None) -> None:
         back = last
     nodes: tuple[str, ...] = ()
     # for people alone: no run fails for it
-    with contextlib.suppress(LaunchError):
-        nodes = tuple(slurm.node_names(os.environ.get("SLURM_JOB_NODELIST", "")))
+    with contextlib.suppress(Unfit):
+        nodes = tuple(expand_hosts(os.environ.get("SLURM_JOB_NODELIST", "")))
     batch.note(BatchStarted(job, nodes))
     reason = "" if back is None or requeue is None else account.refusal(back.cause, requeue)
     if reason:

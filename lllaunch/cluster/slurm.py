@@ -22,8 +22,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from lllaunch.cluster.values import expand_hosts
-from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError, Unfit
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.spec import Cluster
 
@@ -102,7 +101,7 @@ class QueuedJob(NamedTuple):
     id: str  # ``123``, or ``123_4`` of an array's task
     state: str  # as ``squeue`` calls it: ``PENDING``, ``RUNNING``, ``COMPLETING``
     reason: str  # why it is in that state; ``None`` is Slurm's word for no reason
-    nodes: str  # a list of nodes as `node_names` reads it, empty if it has none
+    nodes: str  # a list of nodes as `expand_hosts` reads it, empty if it has none
     directory: str
     name: str
     # when it started, or may start, seconds since the epoch; None if unknown
@@ -335,19 +334,6 @@ def has_down_node(nodelist: str) -> bool:
     return any(state.startswith("down") for state in answer.out.split())
 
 
-def node_names(nodelist: str) -> list[str]:
-    """Returns the names in a list of nodes; none if it is empty.
-
-    Raises:
-        SlurmFailed: it is no list of nodes.
-    """
-    text = _value(nodelist.strip())
-    try:
-        return expand_hosts(text) if text else []
-    except Unfit as unfit:
-        raise SlurmFailed("squeue", f"{text!r} is no list of nodes: {unfit.detail}") from None
-
-
 def max_array_size() -> int:
     """Return how many tasks an array may have; Slurm's default where the site does not say."""
     answer = _ask("scontrol", "show", "config")
@@ -399,13 +385,14 @@ def batch_text(
     """
     settings = cluster.settings
     options = _options(settings, name)
+    folder, _, file = output.rpartition("/")
     # What is asked for must not decide what lllaunch relies on.
     ours: dict[str, Any] = {
         "nodes": cluster.nodes,
         "ntasks-per-node": 1,
         "signal": f"USR2@{cluster.signal_delay_s}",
         "open-mode": "append",
-        "output": _pattern(output),
+        "output": f"{folder.replace('%', '%%')}/{file}",
         "chdir": directory,
     }
     taken_back = cluster.requeue
@@ -420,8 +407,8 @@ def batch_text(
             message = f"cannot be an option of sbatch, as --{key} would be: it has several lines"
             # what people have set may be a secret
             shown = repr(value) if key in ours else ""
-            name_ = _SETTING_OF.get(key, f"cluster.{key.replace('-', '_')}")
-            raise _refused(name_, shown, message)
+            asker = "the run's directory" if key in ours else f"cluster.{key.replace('-', '_')}"
+            raise ConfigError((Diagnostic("cluster", asker, shown, message),))
     directives = (
         f"#SBATCH --{key}" + ("" if value is True else f"={shlex.quote(str(value))}")
         for key, value in sorted(asked.items())
@@ -455,16 +442,6 @@ _STRICTLY = (
     f'trap \'case ${{setup_done-}} in "") echo "{_SETUP_FAILED}" >&2 ;; esac\' EXIT',
 )
 
-# How people say what is no setting of the cluster's own.
-_SETTING_OF = {
-    **dict.fromkeys(("chdir", "output"), "the run's directory"),
-    "job-name": "cluster.name",
-}
-
-
-def _refused(key: str, value: str, message: str) -> ConfigError:
-    return ConfigError((Diagnostic("cluster", key, value, message),))
-
 
 def _options(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return the options of sbatch that were asked for, by their names; what is off is left out."""
@@ -483,15 +460,6 @@ def _options(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {
         key: value for key, value in options.items() if value is not None and value is not False
     }
-
-
-def _pattern(path: str) -> str:
-    """Return a path as sbatch takes it, where ``%`` begins what it replaces."""
-    folder, separator, name = path.rpartition("/")
-    if "\\" in path:
-        message = "cannot be written to by sbatch: it has a backslash"
-        raise _refused(_SETTING_OF["output"], repr(path), message)
-    return folder.replace("%", "%%") + separator + name
 
 
 def _lines(given: Any) -> list[str]:

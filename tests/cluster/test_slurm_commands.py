@@ -11,6 +11,7 @@ from support.launching import text_of, until
 from cluster.slurm import Slurm
 from lllaunch.cluster import slurm as commands
 from lllaunch.cluster.slurm import QueuedJob, SlurmFailed, SubmitFailed
+from lllaunch.cluster.values import expand_hosts
 from lllaunch.spec import Cluster, Requeue
 
 
@@ -64,7 +65,7 @@ def test_the_queue_knows_a_job_by_its_directory(slurm: Slurm, folder: Path) -> N
     assert found[job].start_time is not None
     expected = QueuedJob(job, "RUNNING", "None", nodes, str(folder), "a name")
     assert found == {job: expected._replace(start_time=found[job].start_time)}
-    assert len(commands.node_names(nodes)) == 2
+    assert len(expand_hosts(nodes)) == 2
     assert commands.queued(job) == found
     # one that nobody knows
     assert commands.queued("4") == {}

@@ -19,7 +19,6 @@ from lllaunch.cluster.slurm import (
     ending,
     is_full,
     is_mistake,
-    node_names,
     parse_queue,
 )
 from lllaunch.errors import ConfigError, OutputError
@@ -80,13 +79,6 @@ def test_what_slurm_says_of_a_job(tool: Tool) -> None:
 )
 def test_why_a_job_is_ended(facts: dict[str, Any], count: int, expected: str | None) -> None:
     assert ending(JobFacts(**{"state": "RUNNING", "restarts": 2, **facts}), count) == expected
-
-
-def test_lists_of_nodes() -> None:
-    assert node_names("node[0-1,7],login") == ["node0", "node1", "node7", "login"]
-    assert node_names("") == node_names("(null)") == []
-    with pytest.raises(SlurmFailed, match=r"'node\[' is no list of nodes"):
-        node_names("node[")
 
 
 @pytest.mark.parametrize(
@@ -227,7 +219,7 @@ def test_setup_comes_before_and_teardown_after() -> None:
             {"directory": "/a\nb"},
             "the run's directory: '/a\\nb' cannot be an option of sbatch, as --chdir would be",
         ),
-        ({"name": "a\nb"}, "cluster.name: "),
+        ({"name": "a\nb"}, "cluster.job_name: "),
     ],
 )
 def test_what_cannot_be_written_is_refused(given: dict[str, Any], said: str) -> None:

@@ -111,7 +111,6 @@ class Composer:
             ConfigError: something is wrong with it.
         """
         expect_own_environment(job.whole)
-        _check_env_set(job.whole)
         with env_override(job.whole.hydra.job.env_set):
             around = {**os.environ, **(environ or {})}
             with naming_launchers(job.whole, users_own=self.users_own):
@@ -168,11 +167,3 @@ def _expect_one_node(spec: LaunchSpec) -> None:
     message = "asks for several machines, and the jobs of a sweep run on this one"
     hint = "start it by itself, without -m"
     raise ConfigError((Diagnostic("nodes", "launch.nnodes", repr(written), message, hint),))
-
-
-def _check_env_set(config: DictConfig) -> None:
-    """Raises what Hydra will when it runs the job: there it resolves this node without the rest."""
-    raw: Any = OmegaConf.to_container(config.hydra.job.env_set, resolve=False)
-    if any("${" in str(value) for value in raw.values()):
-        alone: Any = copy.deepcopy(HydraConfig.instance().cfg)
-        dict(alone.hydra.job.env_set)
