@@ -424,18 +424,15 @@ def sentence(
 
     ``shown``: how a place is written. ``so_far``: whether ranks that are missing may still come.
     """
-    first = found.parties[0]
+    first, *others = found.parties
     if found.kind == "absent":
-        text = _absent_text(found.parties, shown, so_far=so_far)
-    elif found.kind == "arguments":
-        text = _arguments_differ(found.parties, shown)
-    elif len(found.parties) > 1:
-        text = _operations_differ(found.parties, shown)
+        text = _absent_text(first, others, shown, so_far=so_far)
+    elif found.kind == "arguments" or others:
+        text = _differences(found, shown)
     else:
         what = operation_text(first.collective, first.group)
-        since, place = _since(first.collective), _at(first, shown)
-        text = f"{_named(first.ranks, 'waits', 'wait')} in {what}{since}"
-        text = f"{text}, {place}" if place else text
+        text = f"{_named(first.ranks, 'waits', 'wait')} in {what}{_since(first.collective)}"
+        text = _located(text, first, shown)
     if found.instead is None:
         return text
     other = operation_text(found.instead.collective, found.instead.group)
@@ -451,6 +448,10 @@ def _named(ranks: Iterable[int], verb: str = "", verbs: str = "") -> str:
 
 def _at(party: Party, shown: Callable[[str], str]) -> str:
     return f"at {' and '.join(map(shown, party.places))}" if party.places else ""
+
+
+def _located(text: str, party: Party, shown: Callable[[str], str]) -> str:
+    return ", ".join(filter(None, (text, _at(party, shown))))
 
 
 def arguments_text(call: Call, *, types: bool = True) -> str:
@@ -493,67 +494,47 @@ def _since(call: Call) -> str:
     return time.strftime(" since %H:%M:%S", time.localtime(call.created_ns / 1e9))
 
 
-def _absent_text(parties: tuple[Party, ...], shown: Callable[[str], str], *, so_far: bool) -> str:
-    absent, *came = parties
+def _absent_text(
+    absent: Party, came: list[Party], shown: Callable[[str], str], *, so_far: bool
+) -> str:
     what = operation_text(absent.collective, absent.group)
     verbs = ("has not come", "have not come") if so_far else ("never came", "never came")
-    parts = [(f"{_named(absent.ranks, *verbs)} to {what}", absent)]
-    for party in came:
+    texts = [_located(f"{_named(absent.ranks, *verbs)} to {what}", absent, shown)]
+    for party in came[: MOST_PARTIES - 1]:
         call = party.collective
         name = f"{call.operation} " if call.operation != absent.collective.operation else ""
         where = "it" if call.number == absent.collective.number else f"{name}#{call.number}"
         text = f"{_named(party.ranks, 'waits', 'wait')} in {where}{_since(call)}"
-        parts.append((text, party))
-    texts = [
-        f"{text}, {place}" if (place := _at(party, shown)) else text
-        for text, party in parts[:MOST_PARTIES]
-    ]
-    beyond = {rank for _, party in parts[MOST_PARTIES:] for rank in party.ranks}
+        texts.append(_located(text, party, shown))
+    beyond = {rank for party in came[MOST_PARTIES - 1 :] for rank in party.ranks}
     if beyond:
         texts.append(f"{_named(beyond, 'is', 'are')} further on")
     return "; ".join(texts)
 
 
-def _title_of(party: Party) -> str:
-    """An operation, with its group where that is not the one of all."""
-    of = "" if party.group == DEFAULT else f" of {party.group}"
-    return f"{party.collective.operation} #{party.collective.number}{of}"
-
-
-def _listed(parties: tuple[Party, ...], shown: Callable[[str], str], texts: Iterable[str]) -> str:
-    """Parties one after another, with the places where they differ in them."""
+def _differences(found: Disagreement, shown: Callable[[str], str]) -> str:
+    """What parties have called, one after another, with the places where they differ in them."""
+    parties = found.parties
+    first, last = parties[0], parties[-1]
+    types = len({party.collective.dtypes for party in parties}) > 1
     places = [_at(party, shown) for party in parties]
     same = len(set(places)) == 1
-    parts = [
-        f"{text} {place}" if place and not same else text
-        for text, place in zip(texts, places, strict=True)
-    ]
-    left = len(parts) - MOST_PARTIES
+    texts = []
+    for party, place in zip(parties[:MOST_PARTIES], places, strict=False):
+        call, who = party.collective, _named(party.ranks)
+        # its group where that is not the one of all
+        of = "" if party.group == DEFAULT else f" of {party.group}"
+        title = f"{call.operation} #{call.number}{of}"
+        if found.kind == "arguments":
+            if party is last is not first and len(last.ranks) > max(1, len(first.ranks)):
+                who = "the others"
+            called = f" called {title}" if party is first else ""
+            size = arguments_text(call, types=types) or "another size or type"
+            text = f"{who}{called} with {size}"
+        else:
+            text = f"{_named(party.ranks, 'is', 'are') if party is first else who} in {title}"
+        texts.append(f"{text} {place}" if place and not same else text)
+    left = len(parties) - MOST_PARTIES
     if left > 0:
-        parts[MOST_PARTIES:] = [f"and {left} more differ"]
-    text = ", ".join(parts)
-    return f"{text}, {places[0]}" if same and places[0] else text
-
-
-def _arguments_differ(parties: tuple[Party, ...], shown: Callable[[str], str]) -> str:
-    types = len({party.collective.dtypes for party in parties}) > 1
-    first = parties[0]
-    said = []
-    for party in parties:
-        text = arguments_text(party.collective, types=types) or "another size or type"
-        largest = party is parties[-1] and len(party.ranks) > max(1, len(first.ranks))
-        who = "the others" if largest and party is not first else _named(party.ranks)
-        said.append(f"{who} {f'called {_title_of(first)} ' if party is first else ''}with {text}")
-    return _listed(parties, shown, said)
-
-
-def _operations_differ(parties: tuple[Party, ...], shown: Callable[[str], str]) -> str:
-    return _listed(
-        parties,
-        shown,
-        (
-            f"{_named(party.ranks, 'is', 'are') if party is parties[0] else _named(party.ranks)} "
-            f"in {_title_of(party)}"
-            for party in parties
-        ),
-    )
+        texts.append(f"and {left} more differ")
+    return ", ".join([*texts, *([places[0]] if same and places[0] else [])])
