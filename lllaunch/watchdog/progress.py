@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,7 +23,6 @@ from lllaunch.heartbeats import read_progress
 from lllaunch.watchdog.bars import (
     MOST_METRICS,
     Captured,
-    OtherOutput,
     OutputParser,
     Printed,
     Shown,
@@ -123,106 +122,61 @@ class RankProgress:
 
     def __init__(self) -> None:
         self.metrics: dict[str, float] = {}
-        self._bars: dict[tuple[int, str, int], _Counter] = {}
-        self._main: _Counter | None = None
-        # Whether that is full, and something else was printed since.
-        self._main_is_over = False
         # Names of metrics that were finite.
-        self._finite: set[str] = set()
-        # What it says itself, or the user's pattern, and which of them.
+        self.finite: set[str] = set()
+        self.bars: dict[tuple[int, str, int], _Counter] = {}
+        self.main: _Counter | None = None
+        # Whether that is full, and something else was printed since.
+        self.main_is_over = False
+        # What it says itself, or the user's pattern; which of them, and when it was said last.
         self.own: _Counter | None = None
-        self._calls = False
-        self._moment = 0
-
-    def say(self, record: ProgressRecord, now: float) -> tuple[bool, bool]:
-        """Take note of what it said by `lllaunch.progress`.
-
-        Returns whether that is new, and whether the step is.
-        """
-        if record.moment == self._moment:
-            return False, False
-        self._moment = record.moment
-        if self.own is None or not self._calls:
-            self.own, self._calls = _Counter(now), True
-        self.add(record.metrics)
-        # it may have been a while ago
-        return True, self.own.count(record.step, record.total, min(now, record.moment / 1e9))
-
-    def capture(self, numbers: Mapping[str, float], now: float) -> None:
-        """Take note of what the user's pattern captured."""
-        self.add({name: numbers[name] for name in numbers if name not in {"step", "total"}})
-        step, total = numbers.get("step", math.nan), numbers.get("total", math.nan)
-        if math.isfinite(step) and not self._calls:
-            self.own = self.own or _Counter(now)
-            self.own.count(step, total if math.isfinite(total) else None, now)
+        self.calls = False
+        self.moment = 0
 
     def draw(self, stream: int, bar: Shown, now: float) -> bool:
-        """Take note of a bar, or of a line of numbers, on a stream; return whether it has moved."""
-        self.add(bar.metrics)
-        if bar.step is None:
-            return False
+        """Take note of a bar on a stream; return whether it has moved."""
         key = stream, bar.name, bar.depth
-        counter = self._bars.get(key)
+        counter = self.bars.get(key)
         if counter is None:
-            if len(self._bars) >= _MOST_BARS:
-                self._bars = {key: each for key, each in self._bars.items() if each is self._main}
-            counter = self._bars[key] = _Counter(now)
+            if len(self.bars) >= _MOST_BARS:
+                self.bars = {key: each for key, each in self.bars.items() if each is self.main}
+            counter = self.bars[key] = _Counter(now)
             counter.depth = bar.depth
-        if self._main is None or bar.depth <= self._main.depth:
-            self._main, self._main_is_over = counter, False
+        if self.main is None or bar.depth <= self.main.depth:
+            self.main, self.main_is_over = counter, False
         return counter.draw(bar, now)
 
     def print_other(self) -> None:
         """Take note of output that is no bar: one that is full has ended."""
-        self._main_is_over = self._main is not None and self._main.is_full
-
-    def knows(self, stream: int, bar: Shown) -> bool:
-        """Whether a bar is one of those that were drawn, or the first one."""
-        return not self._bars or (stream, bar.name, bar.depth) in self._bars
-
-    def add(self, metrics: Mapping[str, float]) -> None:
-        """Take note of numbers; of too many the first stay."""
-        for name, value in metrics.items():
-            if name in self.metrics or len(self.metrics) < MOST_METRICS:
-                self.metrics[name] = value
-
-    def was_finite(self, name: str) -> bool:
-        """Whether a metric was finite before; take note of whether it is now."""
-        before = name in self._finite
-        if math.isfinite(self.metrics[name]):
-            self._finite.add(name)
-        return before
+        self.main_is_over = self.main is not None and self.main.is_full
 
     @property
-    def demands_more(self) -> bool:
-        """Whether it has shown some progress and not the end of it."""
-        return self.own is not None or (self._main is not None and not self._main.is_full)
-
-    def _counter(self) -> _Counter | None:
-        return self.own or (None if self._main_is_over else self._main)
+    def counter(self) -> _Counter | None:
+        """What tells how far it is."""
+        return self.own or (None if self.main_is_over else self.main)
 
     @property
     def step(self) -> float | None:
         """How many steps are done, None if that is not known."""
-        counter = self._counter()
-        return None if counter is None else counter.step
+        return None if self.counter is None else self.counter.step
 
+    @property
     def furthest(self) -> float | None:
-        """Return the step of what has counted for the longest, None if nothing counts.
+        """The step of what has counted for the longest, None if nothing counts.
 
         A bar that shows for moments, of an evaluation or a download, is none to measure a training
         by.
         """
-        bars = [each for each in self._bars.values() if not each.depth]
-        longest = max(bars, key=lambda bar: bar.seen - bar.began, default=self._main)
-        if longest is self._main and self._main_is_over:
+        bars = [each for each in self.bars.values() if not each.depth]
+        longest = max(bars, key=lambda bar: bar.seen - bar.began, default=self.main)
+        if longest is self.main and self.main_is_over:
             longest = None
         counter = self.own or longest
         return None if counter is None else counter.step
 
     def at(self, now: float) -> Progress | None:
         """Return how far it is, None if it has not said."""
-        counter = self._counter()
+        counter = self.counter
         if counter is None or counter.step is None:
             return None
         rate, idle, eta = counter.rate(), max(0.0, now - counter.moved), None
@@ -237,7 +191,7 @@ class ProgressTracker:
 
     def __init__(self, *, captures: bool = False) -> None:
         self._captures = captures
-        self._ranks: dict[int, RankProgress] = {}
+        self._ranks: defaultdict[int, RankProgress] = defaultdict(RankProgress)
         # moment of the last word of any rank, whether new or not; None before the first
         self.spoke: float | None = None
         # moment of the last progress of any rank; None before the first
@@ -248,11 +202,16 @@ class ProgressTracker:
 
     def say(self, rank: int, record: ProgressRecord, now: float) -> None:
         """Take note of what a rank said by `lllaunch.progress`."""
-        new, moved = self._rank(rank).say(record, now)
-        if not new:
+        known = self._ranks[rank]
+        if record.moment == known.moment:
             return
+        known.moment = record.moment
+        if known.own is None or not known.calls:
+            known.own, known.calls = _Counter(now), True
+        # it may have been a while ago
+        moved = known.own.count(record.step, record.total, min(now, record.moment / 1e9))
         # what was told between two looks is not known
-        self._check(rank, record.metrics, record.step, exact=False)
+        self._add(rank, record.metrics, record.step, exact=False)
         if not self._captures:
             self._note(now, moved=moved)
 
@@ -269,33 +228,33 @@ class ProgressTracker:
 
         ``printed``: what is new there, in order.
         """
-        known = self._rank(rank)
+        known = self._ranks[rank]
         for each in printed:
-            if isinstance(each, Captured):
-                step = known.own.step if known.own is not None else None
-                known.capture(each.numbers, now)
-                known.print_other()
-                exact = complete and "step" in each.numbers
-                self._check(rank, each.numbers, each.numbers.get("step", known.step), exact=exact)
-                self._note(now, moved="step" not in each.numbers or each.numbers["step"] != step)
-                continue
-            if isinstance(each, OtherOutput):
-                known.print_other()
-                continue
-            moved, is_bar = known.draw(stream, each, now), each.step is not None
-            exact = complete and is_bar and known.own is None
-            # placeholders stand in a bar until there is a number
-            self._check(
-                rank, each.metrics, known.step, exact=exact, chosen=False, placeholders=is_bar
-            )
+            is_bar = isinstance(each, Shown) and each.step is not None
             if not is_bar:
                 known.print_other()
-            elif not self._captures:
+            if isinstance(each, Captured):
+                numbers = dict(each.numbers)
+                step, total = numbers.pop("step", None), numbers.pop("total", math.nan)
+                moved = step is None or known.own is None or step != known.own.step
+                if step is not None and math.isfinite(step) and not known.calls:
+                    known.own = known.own or _Counter(now)
+                    known.own.count(step, total if math.isfinite(total) else None, now)
+                exact = complete and step is not None
+                self._add(rank, numbers, known.step if step is None else step, exact=exact)
                 self._note(now, moved=moved)
+            elif isinstance(each, Shown):
+                moved = is_bar and known.draw(stream, each, now)
+                exact = complete and is_bar and known.own is None
+                # placeholders stand in a bar until there is a number
+                self._add(rank, each.metrics, known.step, exact=exact, chosen=False, bar=is_bar)
+                if is_bar and not self._captures:
+                    self._note(now, moved=moved)
 
     def knows(self, rank: int, stream: int, bar: Shown) -> bool:
         """Whether a bar of a rank's stream is one of those that were drawn, or the first one."""
-        return self._rank(rank).knows(stream, bar)
+        bars = self._ranks[rank].bars
+        return not bars or (stream, bar.name, bar.depth) in bars
 
     def skip(self, now: float) -> None:
         """Take note that a rank printed more than was read: nobody knows what."""
@@ -307,7 +266,7 @@ class ProgressTracker:
         if moved:
             self.moved = now
 
-    def _check(
+    def _add(
         self,
         rank: int,
         metrics: Mapping[str, float],
@@ -315,15 +274,21 @@ class ProgressTracker:
         *,
         exact: bool,
         chosen: bool = True,
-        placeholders: bool = False,
+        bar: bool = False,
     ) -> None:
-        """Notice numbers that are none any more: NaN, and infinity after a finite number."""
-        known = self._rank(rank)
-        for name in filter(known.metrics.__contains__, metrics):
-            number, was_finite = metrics[name], known.was_finite(name)
-            if math.isfinite(number) or not (
-                was_finite or (math.isnan(number) and not placeholders)
-            ):
+        """Take note of numbers, of too many of the first; notice those that are none any more.
+
+        That is NaN, and infinity after a finite number.
+        """
+        known = self._ranks[rank]
+        for name, number in metrics.items():
+            if name not in known.metrics and len(known.metrics) >= MOST_METRICS:
+                continue
+            known.metrics[name] = number
+            if math.isfinite(number):
+                known.finite.add(name)
+                continue
+            if name not in known.finite and (bar or not math.isnan(number)):
                 continue
             # what the user's code tells ends a run, so it is said again
             reported = self._named[chosen]
@@ -337,24 +302,25 @@ class ProgressTracker:
         found, self._not_finite = self._not_finite, []
         return found
 
-    def _rank(self, rank: int) -> RankProgress:
-        return self._ranks.setdefault(rank, RankProgress())
-
     @property
     def demands_more(self) -> bool:
         """Whether any rank has shown some progress and not the end of it."""
-        return self._captures or any(each.demands_more for each in self._ranks.values())
+        return self._captures or any(
+            each.own is not None or (each.main is not None and not each.main.is_full)
+            for each in self._ranks.values()
+        )
 
     @property
     def step(self) -> float | None:
         """The step of the rank that is the furthest, None if none is known."""
-        known = [each.step for each in self._ranks.values() if each.step is not None]
-        return max(known, default=None)
+        return max(
+            (each.step for each in self._ranks.values() if each.step is not None), default=None
+        )
 
     def furthest(self) -> float | None:
         """Return the highest step of any rank, None if none is known."""
-        known = [step for each in self._ranks.values() if (step := each.furthest()) is not None]
-        return max(known, default=None)
+        known = (each.furthest for each in self._ranks.values())
+        return max((step for step in known if step is not None), default=None)
 
     def at(self, now: float) -> dict[int, Progress]:
         """Return how far each rank is that has said, by local rank."""
