@@ -215,15 +215,15 @@ class Jobs:
             del job["hydra"]
         with env_override(config.hydra.job.env_set):
             spec = self._decide(job)
-        # one moment for both
-        OmegaConf.copy_cache(job, config)
-        self._expect_allowed(spec)
         if not self._claimed[-1].is_at(spec.directory):
             self._hold(self._taken(spec.directory))
         self._planned = spec
 
     def _decide(self, cfg: DictConfig) -> LaunchSpec:
-        """Decide what the run of a job's config is; Hydra's config is that of the job."""
+        """Decide what the run of a job's config is, or raise if it may not start.
+
+        Hydra's config is that of the job.
+        """
         node: Any = HydraConfig.get()
         resume = OmegaConf.select(node, "launcher.resume")
         if node.mode == RunMode.RUN and resume is not None:
@@ -233,21 +233,21 @@ class Jobs:
             from lllaunch.app.own_worker import UserFunction  # noqa: PLC0415 - a plain run has none
 
             self._user = UserFunction.of(self.function, importable=True)
-        return plan_job(
+        spec = plan_job(
             *(cfg, self._user),
             users_own=self.function is None and self._user is not None,
             submitted=self._batch is not None,
             quiet=self.quiet,
         )
-
-    def _expect_allowed(self, spec: LaunchSpec) -> None:
-        """Raise `LaunchError` unless a run may start; Hydra's config is that of the job."""
         if self._again is not None:
             self._again.expect(spec)
-        config = root_of(HydraConfig.get())
+        config = root_of(node)
+        # one moment for both
+        OmegaConf.copy_cache(cfg, config)
         overrides = None if self._batch is None else self._batch.overrides
         job = None if overrides is None else JobOf(overrides, config)
         admit(spec, config, job, users_own=self._user is not None)
+        return spec
 
     def run(self, cfg: DictConfig) -> RunResult:
         """Runs one job; to be called by the task function, while Hydra's config of the job is set.
@@ -276,10 +276,7 @@ class Jobs:
         from lllaunch.console.console import Console  # noqa: PLC0415
         from lllaunch.run.build import BuildQuery  # noqa: PLC0415
 
-        spec = self._planned
-        if spec is None:
-            spec = self._decide(cfg)
-            self._expect_allowed(spec)
+        spec = self._planned or self._decide(cfg)
         link, path = self._latest
         if link and (os.path.islink(link) or not os.path.lexists(link)):
             # a convenience: what is in its way stays, and no run fails for it

@@ -21,7 +21,6 @@ import os
 import pickle
 import re
 import sys
-import traceback
 from collections.abc import Callable, Container, Iterator, Sequence
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -107,27 +106,15 @@ def started_as(main: ModuleType, needed: bool) -> UserScript:
     """
     spec, path = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     name = spec.name if spec is not None else ""
-    if not needed and (name.endswith(".__main__") or not calls_directly(main)):
+    libraries = (*library_directories(), os.path.join(sys.prefix, "bin", ""))
+    of_library = path is not None and os.path.abspath(path).startswith(libraries)
+    if not needed and (of_library or name.endswith(".__main__")):
         return UserScript()
     if name and name != "__main__":
         return UserScript(module=name)
     if path and os.path.isfile(path):
         return UserScript(path=os.path.abspath(path))
     return UserScript()
-
-
-def calls_directly(main: ModuleType) -> bool:
-    """Whether the app was called by the script's own code, or that of its project."""
-    frames = [frame for frame, _ in traceback.walk_stack(sys._getframe())]
-    libraries = library_directories()
-    below = False
-    for frame in reversed(frames):
-        below = below or frame.f_globals is vars(main)
-        if below and str(frame.f_globals.get("__name__")).startswith(("hydra.", "lllaunch.")):
-            return True
-        if below and frame.f_code.co_filename.startswith(libraries):
-            return False
-    return False
 
 
 def original_arguments(script: UserScript, cwd: str) -> tuple[str, ...]:

@@ -181,17 +181,13 @@ def _placed(
     from lllaunch.cluster.detect import detect  # noqa: PLC0415
 
     key, word = settings.key_of("nnodes"), settings["nnodes"]
-    placement = settings.findings.attempt(key, word, lambda _: detect(environ))
-    if placement is None:
+    attempt = partial(settings.findings.attempt, key, word)
+    placement = attempt(lambda _: detect(environ))
+    given_conf = {} if placement is None or "conf" in said else placement.conf
+    split = attempt(lambda _: _split(given_conf))
+    if placement is None or split is None:
         return left
-    try:
-        conf, times = ({}, {}) if "conf" in said else _split(placement.conf)
-    except Unfit as unfit:
-        wrong = unfit.expected and f"expected {unfit.expected}"
-        detail = f"PET_RDZV_CONF: {wrong or unfit.message}"
-        message = "cannot be told from the environment"
-        settings.findings.add(key, word, Unfit(message=message, detail=detail, code="nodes"))
-        return left
+    conf, times = split
     # setting by setting, what the config says is stronger
     around = {
         **times,

@@ -14,7 +14,6 @@ from lllaunch.app.own_worker import (
     UserFunction,
     UserScript,
     call_in_worker,
-    calls_directly,
     moved,
     original_arguments,
     run_in_script,
@@ -41,15 +40,15 @@ def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_what_a_library_calls_is_not_run_in_workers(tmp_path: Path) -> None:
-    path = tmp_path / "run_tests.py"
+def test_a_library_is_not_run_in_workers(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
     path.touch()
     here = ModuleType("__main__")
     here.__spec__, here.__file__ = None, str(path)
-    # by pytest, whose frames these are
-    assert not calls_directly(sys.modules["__main__"])
+    assert started_as(here, needed=False) == UserScript(path=str(path))
+    here.__file__ = f"{sys.prefix}/bin/python"
     assert started_as(here, needed=False) == UserScript()
-    assert started_as(here, needed=True) == UserScript(path=str(path))
+    assert started_as(here, needed=True) == UserScript(path=here.__file__)
 
 
 APP = """
