@@ -13,7 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -58,7 +58,6 @@ from lllaunch.spec import node_directory
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
 
-    from lllaunch.app.batch import SubmittedFunction
     from lllaunch.app.own_worker import UserFunction
     from lllaunch.app.rerun import RerunRequest
     from lllaunch.hydra_compat import Callbacks
@@ -102,7 +101,7 @@ class Jobs:
         self._claimed: list[RunDirectory] = []
         self._latest = "", ""  # a link, or none, and the directory that it is to lead to
         self._planned: LaunchSpec | None = None
-        self._user: UserFunction | SubmittedFunction | None = again.function if again else None
+        self._user: UserFunction | None = again.function if again else None
         self._batch = batch
 
     def run_app(self, app: Callable[[], object], task: Callable[..., object]) -> int | None:
@@ -293,8 +292,7 @@ class Jobs:
 
             node: Any = HydraConfig.get()
             name = experiment_name(root_of(node)) or str(node.job.name)
-            user = cast("UserFunction | None", self._user)
-            return submit_run(spec, cfg, user, name, release=self.at_end.close)
+            return submit_run(spec, cfg, self._user, name, release=self.at_end.close)
         remember(
             log_dir if spec.nodes is None else os.path.dirname(log_dir),
             spec.runtime_cwd,

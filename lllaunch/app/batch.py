@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import structs
 
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from lllaunch.cluster.slurm import Ending, JobFacts
     from lllaunch.run.submission import Account, RequeueCause
     from lllaunch.spawner.client import Spawner
-    from lllaunch.spec import Cluster, Entrypoint, LaunchSpec, Requeue
+    from lllaunch.spec import Cluster, LaunchSpec, Requeue
 
 # Of a snapshot that is no other run's.
 _HOLDER = "run"
@@ -77,23 +77,7 @@ _PAUSE = 1.0
 _PATIENCE = 10.0
 
 
-class SubmittedFunction(NamedTuple):
-    """What workers of a user's own app call, as the batch job finds it in the run's directory.
-
-    It stands for `lllaunch.app.own_worker.UserFunction`, which only the process of the script has.
-    """
-
-    entrypoint: Entrypoint  # what the run's messages and its plan call it
-    preload: tuple[str, ...]  # modules that every worker needs
-    function: Function  # with its arguments
-    forked: bool = False
-
-    def target(self, cfg: DictConfig) -> Function:  # noqa: ARG002 - it was made of the submitted one
-        """Return what each worker runs."""
-        return self.function
-
-
-def read_function(directory: str) -> SubmittedFunction | None:
+def read_function(directory: str) -> UserFunction | None:
     """Return what workers call in the run of a directory; None if its plan says it.
 
     What cannot be read, or others than this user could have written, is an `OutputError`.
@@ -105,12 +89,11 @@ def read_function(directory: str) -> SubmittedFunction | None:
             # in a directory that others may write to they may have put one there
             if status.st_uid not in {0, os.getuid()} or status.st_mode & 0o022:
                 raise OutputError(path, "is not run: others than this user may have written it")
-            found = pickle.load(file)  # noqa: S301 - made by `make_ready`
+            found: UserFunction = pickle.load(file)  # noqa: S301 - made by `make_ready`
     except FileNotFoundError:
         return None
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
-    assert isinstance(found, SubmittedFunction)
     return found
 
 
@@ -159,8 +142,8 @@ def make_ready(
             )
             hint = "put it at the top level of its module"
             raise ConfigError((Diagnostic("cluster", "cluster", "", message, hint),))
-        function = SubmittedFunction(user.entrypoint, user.preload, target)
-        data = pickle.dumps(function, pickle.HIGHEST_PROTOCOL)
+        submitted = user._replace(function=target, place=str)
+        data = pickle.dumps(submitted, pickle.HIGHEST_PROTOCOL)
         former = os.umask(0o077)
         try:
             write_atomic(os.path.join(directory, FUNCTION), data)

@@ -414,11 +414,13 @@ def moved(file: str, output_dir: str, directory: str) -> str:
 
 
 class UserFunction(NamedTuple):
-    """A function, and how workers come by it."""
+    """A function that workers run instead of the configured entrypoint, and how they come by it."""
 
-    function: Callable[[Any], Any]
-    reach: Reach | None  # how workers find it; None if they are forked from the process that has it
-    script: UserScript
+    entrypoint: Entrypoint  # what the run's messages and its plan call it
+    # with its arguments, in a batch job, where there is no process of the script
+    function: Callable[[Any], Any] | Function
+    reach: Reach | None = None  # None if they are forked from the process that has it
+    script: UserScript = UserScript()
     # says where a file or directory of the code is that the workers run
     place: Callable[[str], str] = str
 
@@ -426,38 +428,35 @@ class UserFunction(NamedTuple):
     def of(cls, function: Callable[[Any], Any], *, importable: bool = False) -> UserFunction:
         """A function that workers import if they can, or must; else they are forked with it."""
         reach = Reach.of(function)
+        # a name for messages, of what cannot be found by it
+        kind: Any = function if hasattr(function, "__qualname__") else type(function)
+        name = getattr(kind, "__qualname__", "task").replace(os.sep, ".")
+        module, qualname, _ = named = reach or Reach(kind.__module__ or "__main__", name)
         if reach is None and importable:
-            raise _named(function, repr(function)).missing()
-        in_main = reach is not None and reach.module == "__main__"
+            raise named.missing()
+        in_main = reach is not None and module == "__main__"
         main = sys.modules["__main__"]
         script = started_as(main, needed=in_main)
         # read from standard input: there is nothing that workers could import
-        lost = in_main and script == UserScript()
-        return cls(function, None if lost else reach, script)
+        reach = None if in_main and script == UserScript() else reach
+        where = script.module or os.path.basename(script.path) if module == "__main__" else module
+        entrypoint = Entrypoint("function", module, f"{where}:{qualname}", qualname)
+        return cls(entrypoint, function, reach, script)
 
     @property
     def forked(self) -> bool:
         """Whether workers are forked from the process that has the function."""
-        return self.reach is None
-
-    @property
-    def entrypoint(self) -> Entrypoint:
-        """What the run's messages and its plan call it."""
-        kind = self.function if hasattr(self.function, "__qualname__") else type(self.function)
-        # a name for messages, of what cannot be found by it
-        module, qualname, _ = self.reach or _named(kind, "task")
-        where = module
-        if where == "__main__":
-            where = self.script.module or os.path.basename(self.script.path)
-        return Entrypoint("function", module, f"{where}:{qualname}", qualname)
+        return self.reach is None and not isinstance(self.function, Function)
 
     @property
     def preload(self) -> tuple[str, ...]:
         """Modules that every worker needs."""
-        return () if self.reach is None else (__name__,)
+        return () if self.forked else (__name__,)
 
     def target(self, cfg: DictConfig) -> Function | Forked:
         """Return what each worker runs, or raise `NotPicklable`; Hydra's config is the job's."""
+        if isinstance(self.function, Function):
+            return self.function
         if self.reach is None:
             return Forked(run_in_worker, (self.function, cfg))
         cwd, path = HydraConfig.get().runtime.cwd, self.script.path
@@ -472,8 +471,3 @@ class UserFunction(NamedTuple):
         }
         call = pickle.dumps(((), arguments), pickle.HIGHEST_PROTOCOL)
         return Function(__name__, run.__name__, call)
-
-
-def _named(kind: Any, default: str) -> Reach:
-    name = getattr(kind, "__qualname__", default).replace(os.sep, ".")
-    return Reach(getattr(kind, "__module__", None) or "__main__", name)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
     from omegaconf import DictConfig
 
-    from lllaunch.app.batch import SubmittedFunction
     from lllaunch.app.own_worker import UserFunction
     from lllaunch.console.console import Console
     from lllaunch.run.result import ReturnValue, RunResult
@@ -73,9 +72,7 @@ def locating(loader: ConfigLoader, config: Any) -> Iterator[None]:
         raise
 
 
-def plan_job(
-    cfg: DictConfig, user: UserFunction | SubmittedFunction | None, **known: Any
-) -> LaunchSpec:
+def plan_job(cfg: DictConfig, user: UserFunction | None, **known: Any) -> LaunchSpec:
     """Decide what the run of a job is, or raise `ConfigError`; Hydra's config is that of the job.
 
     ``user`` is what the workers run instead of the configured entrypoint. The other arguments are
@@ -105,7 +102,7 @@ def plan_job(
 def perform(
     spec: LaunchSpec,
     cfg: DictConfig,
-    user: UserFunction | SubmittedFunction | None,
+    user: UserFunction | None,
     console: Console,
     spawner: Spawner | None,
     **options: Any,

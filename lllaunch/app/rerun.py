@@ -31,7 +31,7 @@ from lllaunch.exit_codes import ExitCode
 from lllaunch.secret_names import redacted_overrides
 
 if TYPE_CHECKING:
-    from lllaunch.app.batch import SubmittedFunction
+    from lllaunch.app.own_worker import UserFunction
     from lllaunch.run.submission import BatchJob
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec
@@ -64,7 +64,7 @@ class RerunRequest(NamedTuple):
     plan: Mapping[str, Any]
     config: Mapping[Any, Any]  # the primary config of the new run
     cwd: str  # where the first run was started; empty if nothing says
-    function: SubmittedFunction | None = None  # what workers call, if the plan does not say it
+    function: UserFunction | None = None  # what workers call, if the plan does not say it
 
     def expect(self, spec: LaunchSpec) -> None:
         """Raise `PlanChanged` unless a run is the same again."""

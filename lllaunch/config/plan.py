@@ -252,24 +252,20 @@ def plan_node(spec: LaunchSpec) -> dict[str, Any]:
         "entrypoint": spec.entrypoint.text or None,
         # the order of keywords means nothing
         "args": _sorted(spec.kwargs) if spec.kwargs else list(spec.args) or None,
-        "nproc": spec.nproc,
         "nnodes": 1 if nodes is None else format_nnodes(nodes.min_nodes, nodes.max_nodes),
         "node_rank": None if nodes is None else nodes.node_rank,
         "rdzv": RDZV_DEFAULTS if nodes is None else written_rdzv(nodes),
         "preload": list(spec.preload),
-        "cwd": spec.cwd,
-        "env": spec.env,
         "env_per_rank": {rank_key(ranks): env for ranks, env in spec.env_per_rank.items()},
         "redirects": write_mask(spec.redirects),
         "tee": write_mask(spec.tee),
         "local_ranks_filter": None if shown is None else [rank_key(ranks) for ranks in shown],
-        "log_dir": spec.log_dir,
         "preflight": spec.preflight and PREFLIGHT.write(spec.preflight),
-        "run_id": spec.run_id,
     }
     for each in SETTINGS:
-        if each.kind in KINDS:
-            node[each.name] = KINDS[each.kind].write(getattr(spec, each.name))
+        if each.name not in node:
+            value = getattr(spec, each.name)
+            node[each.name] = KINDS[each.kind].write(value) if each.kind in KINDS else value
     sourced = any(path[:2] == ("watchdog", "stall") for path in spec.sources)
     if sourced and spec.watchdog == with_spin(spec.watchdog):
         # what follows from a value that must not be written must not be, either

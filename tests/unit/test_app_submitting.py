@@ -13,10 +13,10 @@ from omegaconf import DictConfig
 
 from lllaunch.app import batch
 from lllaunch.app.batch import (
-    SubmittedFunction,
     read_function,
     replace_submission,
 )
+from lllaunch.app.own_worker import UserFunction
 from lllaunch.cluster import slurm
 from lllaunch.cluster.slurm import QueuedJob, SlurmFailed, SubmitFailed
 from lllaunch.errors import ConfigError, OutputError
@@ -85,7 +85,7 @@ def test_nor_is_the_queue_asked_of_one_that_has_said_it_is_over(
 @pytest.mark.usefixtures("queue")
 def test_what_workers_called_goes_with_its_submission(directory: str) -> None:
     entrypoint = Entrypoint("function", "train", "train:main", "main")
-    function = SubmittedFunction(entrypoint, (), Function("train", "main", b""))
+    function = UserFunction(entrypoint, Function("train", "main", b""))
     path = Path(directory, "function.pkl")
     path.write_bytes(pickle.dumps(function))
     path.chmod(0o600)

@@ -166,17 +166,31 @@ def test_workers_get_the_arguments_that_the_script_was_started_with(
 
 
 @pytest.mark.parametrize(
-    ("script", "module", "expected"),
+    ("file", "module", "expected"),
     [
-        (UserScript(path="/x/train.py"), "__main__", "train.py:train"),
-        (UserScript(path="/x/start.py"), "library", "library:train"),
-        (UserScript(module="pkg.app"), "__main__", "pkg.app:train"),
+        ("train.py", "__main__", "train.py:train"),
+        ("start.py", "users_module", "users_module:train"),
+        (None, "__main__", ":train"),
     ],
 )
 def test_messages_and_plans_name_the_function_as_its_user_would(
-    script: UserScript, module: str, expected: str
+    file: str | None,
+    module: str,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert UserFunction(len, Reach(module, "train"), script).entrypoint.text == expected
+    here, there = ModuleType("__main__"), ModuleType(module)
+    here.__spec__, here.__file__ = None, file and str(tmp_path / file)
+    (tmp_path / (file or "other")).touch()
+    monkeypatch.setitem(sys.modules, module, there)
+    monkeypatch.setitem(sys.modules, "__main__", here)
+    train = function_of(sys.modules[module])
+    vars(sys.modules[module])["train"] = train
+    user = UserFunction.of(train)
+    assert user.entrypoint.text == expected
+    # of what was read from standard input there is nothing that workers could import
+    assert user.forked == (file is None)
 
 
 @pytest.mark.parametrize(
