@@ -12,7 +12,6 @@ from msgspec import field
 from msgspec.structs import asdict, replace
 
 from lllaunch.documents import JsonText, Plain, Record, Text, Time, as_record, load_json
-from lllaunch.exit_codes import ExitCode
 from lllaunch.run.directory import RESULT
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.sweep.journal import (
@@ -248,19 +247,14 @@ def summary_of(sweep: SweepHistory, ended_ns: int) -> SweepResult:
     )
 
 
-def render_summary(result: SweepResult) -> bytes:
-    """Return the text of sweep.json."""
-    text = json.dumps(Plain()(result), indent=2, ensure_ascii=False)
-    return text.encode("utf-8", errors="backslashreplace") + b"\n"
-
-
 def write_summary(path: str, result: SweepResult) -> None:
     """Write sweep.json.
 
     Raises:
         OutputError: it cannot be written; an older one is still there then.
     """
-    write_atomic(path, render_summary(result))
+    text = json.dumps(Plain()(result), indent=2, ensure_ascii=False)
+    write_atomic(path, text.encode("utf-8", errors="backslashreplace") + b"\n")
 
 
 def read_summary(path: str) -> SweepResult | None:
@@ -337,19 +331,11 @@ def read_results(sweep: str, jobs: Iterable[JobHistory]) -> dict[int, JobHistory
 
 def _with_result(sweep: str, job: JobHistory) -> JobHistory:
     run = read_result(os.path.join(sweep, job.directory))
-    if run is not None and not (job.started_ns or _began_after(run, job.composed_ns)):
+    # Only a journal that was damaged, or whose end never came to the disk, has lost a start, so
+    # that goes by the clock: results of earlier runs are still there until a job starts.
+    if run is not None and not (job.started_ns or 0 < job.composed_ns <= run.started_ns):
         run = None  # whatever is there is somebody else's
-    result = result_of(run)
-    return replace(job, **asdict(result or Result("started")))
-
-
-def _began_after(run: RunResult, composed_ns: int) -> bool:
-    """Whether a run is that of a job whose start the journal has lost.
-
-    Only a journal that was damaged, or whose end never came to the disk, has lost it, so this goes
-    by the clock: results of earlier runs are still there until a job starts.
-    """
-    return 0 < composed_ns <= run.started_ns
+    return replace(job, **asdict(result_of(run) or Result("started")))
 
 
 def result_of(run: RunResult | None) -> Result | None:
@@ -365,15 +351,3 @@ def result_of(run: RunResult | None) -> Result | None:
         seconds=run.seconds if run.started_ns else None,
         return_value=text if text is None or len(text) <= RETURN_LIMIT else None,
     )
-
-
-def believed(exit_code: int, result: Result | None) -> int:
-    """Return what a job ended with, by its process and by its result.json, as a resume sees it."""
-    if result is None:
-        return exit_code or int(ExitCode.ERROR)
-    if result.succeeded:
-        # all was done and said
-        return 0
-    if exit_code == 0:
-        return result.exit_code or int(ExitCode.ERROR)
-    return exit_code

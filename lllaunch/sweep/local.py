@@ -154,8 +154,7 @@ class LocalExecutor(Executor):
         for job in self._jobs.values():
             job.close()
         self._remains.leave()
-        if self._warm is not None:
-            self._warm.leave()
+        self._warm.leave()
 
     def _take_back(self, number: int, lease: Lease, error: LaunchError) -> None:
         """A job that was to start does not."""
@@ -183,7 +182,7 @@ class LocalExecutor(Executor):
     def awaited(self, *, prints: bool) -> Sequence[HasFileno | int]:
         """Return what spawners, slots, and jobs with what they have left have to say."""
         return [
-            *(() if self._warm is None else self._warm.spawners()),
+            *self._warm.spawners(),
             *self._watches.values(),
             *self._remains.pidfds.values(),
             *(fd for job in self._jobs.values() for fd in job.awaited(prints=prints)),
@@ -198,8 +197,7 @@ class LocalExecutor(Executor):
 
     def look(self, ready: frozenset[int]) -> None:
         """Tell what spawners and jobs say, and which slots others have given back."""
-        if self._warm is not None:
-            self._warm.dispatch(ready, self.sweep.observe)
+        self._warm.dispatch(ready, self.sweep.observe)
         for job in list(self._jobs.values()):
             self._look_at(job, ready)
         for slot, watch in list(self._watches.items()):
@@ -324,13 +322,10 @@ class LocalExecutor(Executor):
 
     def _pids(self) -> frozenset[int]:
         """Children that nobody left behind."""
-        return frozenset(job.pid for job in self._jobs.values()) | self._warm_pids()
-
-    def _warm_pids(self) -> frozenset[int]:
-        return frozenset() if self._warm is None else self._warm.pids()
+        return frozenset(job.pid for job in self._jobs.values()) | self._warm.pids()
 
     def _all_marks(self) -> Sequence[str]:
-        return self._marks if self._warm is None else (*self._marks, *self._warm.marks())
+        return (*self._marks, *self._warm.marks())
 
     # When the sweep is over
 
@@ -362,5 +357,5 @@ class LocalExecutor(Executor):
                 self._leases.release(job.lease)
         for watch in self._watches.values():
             watch.close()
-        self._remains.kill(self._warm_pids())
+        self._remains.kill(self._warm.pids())
         self._remains.close()

@@ -47,6 +47,7 @@ from lllaunch.linux.process import (
 )
 from lllaunch.signal_source import QUIET, SignalException, SignalSource
 from lllaunch.spawner import forks
+from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.forks import flush_streams, fork
 from lllaunch.spawner.orphans import Inherited, is_of, kill_below, signal_process
 from lllaunch.spawner.protocol import Channel, Message, connected
@@ -68,7 +69,6 @@ from lllaunch.sweep.protocol import (
 )
 
 if TYPE_CHECKING:
-    from lllaunch.spawner.client import Spawner
     from lllaunch.sweep.leases import Leases
     from lllaunch.sweep.spawner_pool import SpawnerPool
 
@@ -83,9 +83,8 @@ class Work(NamedTuple):
     prepare: Callable[[int], Answer]
     execute: Callable[[Prepared, Lease, Spawner | None], int]
     machine: SweepMachine
+    warm: SpawnerPool  # forgotten in the job, but for what they are made of
     pins: bool = False
-    # the warm spawners, or None; forgotten in the job, but for what they are made of
-    warm: SpawnerPool | None = None
     # by which the launcher knows what jobs leave: of what they start themselves, and of what their
     # spawners do; each sweep has its own
     marks: tuple[str, str] = ("", "")
@@ -227,9 +226,7 @@ def _adopt(
     cores: tuple[int, ...],
 ) -> Spawner | None:
     """Take a branch over, and bind it to the cores; None if there is none any more."""
-    assert work.warm is not None
     assert answer.warm is not None
-    from lllaunch.spawner.client import Spawner  # noqa: PLC0415 - only where one is warm
 
     def adopted(pid: int) -> None:
         _send(channel, Adopted(pid))
@@ -440,7 +437,7 @@ class JobProcess:
         def leave_all() -> None:
             ours.close()
             for pipe in pipes:
-                os.close(pipe.fileno())
+                pipe.reader.close()
             leave()
 
         with contextlib.ExitStack() as undo:
@@ -452,7 +449,7 @@ class JobProcess:
                 undo.callback(ours.close)
                 undo.callback(theirs.close)
                 job = cls(number, pipes)
-                ends = tuple(pipe.write_end for pipe in pipes)
+                ends = tuple(pipe.writer.fileno() for pipe in pipes)
                 place = ForkInheritance(number, theirs, os.getpid(), ends, ignored)
                 flush_streams()
                 job.pid = fork()
@@ -470,7 +467,7 @@ class JobProcess:
         job.pidfd, job.channel = pidfd, Channel(ours)
         theirs.close()
         for pipe in pipes:
-            pipe.close_write_end()
+            pipe.writer.close()
         return job
 
     def receive(self) -> None:
@@ -498,13 +495,13 @@ class JobProcess:
             wait_readable(self.channel)
             self.receive()
 
-    def begin(self, leases: Leases, warm: SpawnerPool | None) -> None:
+    def begin(self, leases: Leases, warm: SpawnerPool) -> None:
         """Let the job run, with its lease and the locks of that, and with a warm spawner."""
         assert self.lease is not None
         self.begun = True
         if self.channel is None:
             return
-        if warm is not None and isinstance(self.answer, Prepared) and self.answer.warm is not None:
+        if isinstance(self.answer, Prepared) and self.answer.warm is not None:
             warm.lend(self.answer.warm, self.channel, self.pidfd)
         # It was forked before they were taken.
         locks = leases.descriptors(self.lease)

@@ -6,6 +6,7 @@ begin. What it prints is read line by line, so that the output of parallel jobs 
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +16,6 @@ from msgspec.structs import replace
 from lllaunch.documents import Number, Record
 from lllaunch.errors import Diagnostic
 from lllaunch.spawner.interpreter import acts_at_import
-from lllaunch.sweep.journal import ComposedRecord
 from lllaunch.sweep.machine import VISIBLE
 from lllaunch.sweep.pool import Lease, Need
 
@@ -137,13 +137,6 @@ class BeginJob(Record, frozen=True, tag="begin"):
     lease: Lease
 
 
-def record_of(number: int, answer: Answer, directory: str) -> ComposedRecord:
-    """Returns what the journal says of a composed job."""
-    if isinstance(answer, Broken):
-        return ComposedRecord(number, answer.overrides, directory, None)
-    return ComposedRecord(number, answer.overrides, directory, answer.fingerprint, answer.config)
-
-
 # What it prints
 
 _BLOCK = 1 << 16
@@ -174,34 +167,26 @@ class Tick(NamedTuple):
 
 
 class OutputPipe:
-    """A pipe that a job writes to, at the launcher's end."""
+    """A pipe that a job writes to; both ends, as long as they are open."""
 
     def __init__(self, number: int, stream: int) -> None:
         self.number, self.stream = number, stream
-        self._read, self.write_end = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._read, False)
+        read, write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(read, False)
+        self.reader = io.FileIO(read, "r")
+        self.writer = io.FileIO(write, "w")
         self._line = bytearray()
 
     def fileno(self) -> int:
         """The descriptor to read from; -1 when nobody writes any more."""
-        return self._read
-
-    def close_write_end(self) -> None:
-        """Closes the job's end, in the launcher; idempotent."""
-        if self.write_end >= 0:
-            os.close(self.write_end)
-            self.write_end = -1
+        return -1 if self.reader.closed else self.reader.fileno()
 
     def read(self, tell: Callable[[JobPrinted], None]) -> bool:
         """Tells the lines that are there; whether something was."""
-        if self._read < 0:
-            return False
-        try:
-            block = os.read(self._read, _BLOCK)
-        except BlockingIOError:
-            return False
+        block = None if self.reader.closed else self.reader.read(_BLOCK)
         if not block:
-            self.close()
+            if block is not None:
+                self.close()
             return False
         *lines, rest = block.split(b"\n")
         for line in lines:
@@ -234,7 +219,5 @@ class OutputPipe:
 
     def close(self) -> None:
         """Closes both ends; idempotent."""
-        self.close_write_end()
-        if self._read >= 0:
-            os.close(self._read)
-            self._read = -1
+        self.writer.close()
+        self.reader.close()

@@ -15,15 +15,17 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self
 
+from msgspec.structs import replace
+
 import lllaunch.sweep.schedule as v
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
+from lllaunch.exit_codes import ExitCode
 from lllaunch.locks import PATIENCE, HeldDirectory, lock_directory
 from lllaunch.run.directory import EVENTS, PLAN, RESULT, SUBMISSION
 from lllaunch.run.files import naming
 from lllaunch.run.submission import forget_submission
 from lllaunch.sweep.history import (
     SweepHistory,
-    believed,
     forget_result,
     read_result,
     read_results,
@@ -49,7 +51,7 @@ from lllaunch.sweep.journal import (
     StartedRecord,
     read_configs,
 )
-from lllaunch.sweep.protocol import Answer, Prepared, record_of
+from lllaunch.sweep.protocol import Answer, Prepared
 from lllaunch.sweep.resume import plan_resume
 from lllaunch.sweep.schedule import by_signal, cause_of
 from lllaunch.text import first_line
@@ -355,7 +357,7 @@ class JobRecords:
 
     def composed(self, number: int, answer: Answer) -> None:
         """A job was composed; the journal gets that when the job starts, or is settled."""
-        self._ahead[number] = record_of(number, answer, self._relative(answer.directory))
+        self._ahead[number] = self._record(number, answer)
 
     def starts(
         self,
@@ -373,7 +375,7 @@ class JobRecords:
             OutputError: the journal cannot be written; this can be tried again.
         """
         self._ahead.pop(number, None)
-        self._keep(record_of(number, answer, self._relative(answer.directory)))
+        self._keep(self._record(number, answer))
         if answer.directory:
             directory = os.path.join(self._base, answer.directory)
             forget_result(directory)
@@ -398,7 +400,11 @@ class JobRecords:
                 # This job's affair: the others go on.
                 run, why = None, f"its result cannot be read: {error}"
             result = result_of(run)
-            exit_code = believed(exit_code, result)
+            if result is not None and result.succeeded:
+                # all was done and said, however the process ended
+                exit_code = 0
+            elif exit_code == 0:
+                exit_code = (result and result.exit_code) or int(ExitCode.ERROR)
             kind = run.cause_type if run is not None and exit_code else ""
         cause = cause_of(exit_code, kind)
         if result is None or result.exit_code != exit_code:
@@ -458,11 +464,15 @@ class JobRecords:
         if self._journal is not None:
             self._journal.keep(record)
 
-    def _relative(self, directory: str) -> str:
-        if not os.path.isabs(directory):
-            return directory
-        relative = os.path.relpath(directory, self._base)
-        return directory if relative.split(os.sep)[0] == os.pardir else relative
+    def _record(self, number: int, answer: Answer) -> ComposedRecord:
+        directory = answer.directory
+        if os.path.isabs(directory):
+            relative = os.path.relpath(directory, self._base)
+            directory = directory if relative.split(os.sep)[0] == os.pardir else relative
+        composed = ComposedRecord(number, answer.overrides, directory)
+        if not isinstance(answer, Prepared):
+            return composed
+        return replace(composed, fingerprint=answer.fingerprint, config=answer.config)
 
 
 def _state(exit_code: int) -> str:

@@ -23,6 +23,7 @@ from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.processes import Work
 from lllaunch.sweep.protocol import Answer, Prepared
 from lllaunch.sweep.schedule import Retries, SweepPolicy
+from lllaunch.sweep.spawner_pool import SpawnerPool
 
 # of this process only: tests may run side by side
 NAMES = [f"{name}-{os.getpid()}" for name in "abcd"]
@@ -47,6 +48,7 @@ class Played:
         self.place = place
         self.machine = machine()
         self.leases = Leases(self.machine)
+        self.warm = SpawnerPool(os.environ)
         self.journal = Journal.create(str(place / "sweep.jsonl"), Header("id", "0"))
         self.seen: list[Any] = []
         self.react: Callable[[Any], None] = lambda _: None
@@ -65,7 +67,7 @@ class Played:
     ) -> v.FinishSweep:
         numbers = range(numbers) if isinstance(numbers, int) else numbers
         policy = policy or SweepPolicy(retries=NEVER_AGAIN)
-        work = Work(prepare, execute, self.machine, warm=options.pop("warm", None))
+        work = Work(prepare, execute, self.machine, options.pop("warm", self.warm))
         executor = LocalExecutor(work, self.leases, **options)
         with SignalSource(quiet=QUIET, stops=True) as signals:
             onlooker = Onlooker(self.observe)
@@ -74,6 +76,7 @@ class Played:
     def close(self) -> None:
         assert not self.leases._locks
         self.leases.close()
+        self.warm.close()
         self.journal.close()
 
     def of(self, kind: type[Any]) -> list[Any]:

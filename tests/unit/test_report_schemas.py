@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from support.ends import ended_by_launcher, own, placed
 
 from lllaunch.console.report import report_lines
-from lllaunch.documents import Said
+from lllaunch.documents import Plain, Said
 from lllaunch.events import Orphan
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux.cgroup import Memory
@@ -49,7 +49,7 @@ from lllaunch.run.result import (
 from lllaunch.run.snapshot import Snapshot
 from lllaunch.spec import Detected
 from lllaunch.supervisor.machine import NoProgress
-from lllaunch.sweep.history import SweepHistory, render_summary, summary_of
+from lllaunch.sweep.history import SweepHistory, summary_of
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
@@ -431,7 +431,7 @@ def sweeps() -> list[Any]:
     ]
     history = SweepHistory(JournalEntry(T0 + number, each) for number, each in enumerate(records))
     found = [summary_of(history, T0 + 10**9), summary_of(SweepHistory(), T0)]
-    return [json.loads(render_summary(document)) for document in found]
+    return [Plain()(document) for document in found]
 
 
 def test_what_is_written_of_sweeps_is_valid() -> None:

@@ -24,7 +24,6 @@ from lllaunch.sweep.history import (
     read_result,
     read_results,
     read_summary,
-    render_summary,
     result_of,
     summary_of,
 )
@@ -315,7 +314,7 @@ def test_sweep_json_counts_and_lists_every_job() -> None:
         *(composed(3), Skipped(3, "stop")),
         OverRecord(6),
     )
-    document = json.loads(render_summary(summary_of(known, T0 + 20 * SECOND)))
+    document = Plain()(summary_of(known, T0 + 20 * SECOND))
     found = dict(document)
     jobs = found.pop("jobs")
     assert found == {

@@ -348,7 +348,7 @@ def pipe() -> Iterator[OutputPipe]:
 def test_lines_are_told_whole(pipe: OutputPipe) -> None:
     told: list[JobPrinted] = []
     for block in (b"a", b"b\nc\n\nd", b"\r", b"e"):
-        os.write(pipe.write_end, block)
+        pipe.writer.write(block)
         assert pipe.read(told.append)
     assert [one.line for one in told] == [b"ab", b"c", b""]
     # somebody else may still have it open
@@ -360,7 +360,7 @@ def test_an_endless_line_is_told_in_parts(pipe: OutputPipe) -> None:
     told: list[JobPrinted] = []
     block = bytes(1 << 15)
     for _ in range(LONGEST // len(block)):
-        os.write(pipe.write_end, block)
+        pipe.writer.write(block)
         pipe.read(told.append)
     assert [len(one.line) for one in told] == [LONGEST]
 

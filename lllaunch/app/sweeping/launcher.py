@@ -299,7 +299,7 @@ class HydraSweep:
             policy = policy._replace(max_parallel=None)
         else:
             pins, spawners = self._settings.pin_cpus, self._spawners
-            work = Work(prepare, jobs.execute, jobs.machine, pins, spawners, locks=session.locks)
+            work = Work(prepare, jobs.execute, jobs.machine, spawners, pins, locks=session.locks)
             executor = LocalExecutor(
                 work, self._leases, review=self._review, captures=True, label=batch.label
             )

@@ -143,9 +143,7 @@ def _run(
             if batch.early is not None:
                 signal.raise_signal(batch.early)
             console.began(batch.directory, len(jobs), label, policy=policy)
-            executor = LocalExecutor(
-                Work(prepare, execute, machine, warm=spawners), leases, label=label
-            )
+            executor = LocalExecutor(Work(prepare, execute, machine, spawners), leases, label=label)
             onlooker = Onlooker(observe, console.tick_in, console.awaited)
             Sweep(executor, policy, None, onlooker, [*jobs], signals).run()
     finally:
