@@ -161,9 +161,21 @@ def complete(
     if result.state == "succeeded":
         last = result.attempts[-1]
         found = {
-            worker.rank: find_return_value(f"{last.path}/{worker.local_rank}")
+            worker.rank: _settled_value(f"{last.path}/{worker.local_rank}")
             for worker in last.workers
         }
         values = {rank: value for rank, value in found.items() if value is not None}
         result = replace(result, return_values=values)
     return result
+
+
+def _settled_value(directory: str) -> ReturnValue | None:
+    """Return what a worker returned; of a value that is JSON no other file is kept."""
+    value = find_return_value(directory)
+    meta = os.path.join(directory, RETURN_META)
+    if value is None or value.json is None or (read_json(meta) or {}).get("json") is not True:
+        return value
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(directory, RETURN_PICKLE))
+        os.unlink(meta)
+    return replace(value, path=os.path.join(directory, RETURN_JSON))
