@@ -404,7 +404,7 @@ def _read(items: dict[str, Tree], findings: Findings) -> ClusterNode:
             findings.add(f"{KEY}.{name}", tree, Unfit(only, hint, code=KEY))
     below = f"options of sbatch belong below {KEY}.additional_parameters"
     names = (*CLUSTER_KEYS, "job_name")
-    items = known_items(items, KEY, names, SYNONYMS, findings, otherwise=below)
+    items = known_items(items, KEY, names, findings, SYNONYMS, otherwise=below)
     _check_twice(items, findings)
     if "job_name" in items:
         items["name"] = items.pop("job_name")

@@ -85,37 +85,33 @@ class SearchPlace(Struct, frozen=True):
 _MOST_NAMES = 2000
 
 
-def check_script(entrypoint: Entrypoint) -> None:
-    """Raise `Unfit` if the file of a script does not exist or cannot be read."""
-    path = entrypoint.name
+def check_file(entrypoint: Entrypoint, code: Code = "entrypoint") -> None:
+    """Raise `Unfit` if the file of a script or program is not there, or of no use."""
+    path, form = entrypoint.name, entrypoint.form
     if os.path.isdir(path):
-        raise Unfit(message="is a directory, not a script", code="entrypoint")
+        raise Unfit(message=f"is a directory, not a {form}", code=code)
     if not os.path.exists(path):
         above, name = os.path.split(path)
-        hint = did_you_mean(name, [each for each in _names_in(above) if each.endswith(".py")])
+        ending = ".py" if form == "script" else ""
+        hint = did_you_mean(name, [each for each in _names_in(above) if each.endswith(ending)])
         hint = "arguments go under 'args'" if " " in entrypoint.text else hint
         base = path.removesuffix(entrypoint.text)
         where = repr(base.rstrip("/") or "/") if base not in ("", path) else "this file system"
-        raise Unfit(message=f"does not exist in {where}", hint=hint, code="entrypoint")
+        raise Unfit(message=f"does not exist in {where}", hint=hint, code=code)
     if not os.path.isfile(path):
-        raise Unfit(message="is not a file", code="entrypoint")
-    if not os.access(path, os.R_OK):
-        raise Unfit(message="cannot be read: permission denied", code="entrypoint")
+        raise Unfit(message="is not a file", code=code)
+    if form == "program" and not os.access(path, os.X_OK):
+        hint = f"chmod +x {entrypoint.text}"
+        raise Unfit(message="is not executable", hint=hint, code=code)
+    if form == "script" and not os.access(path, os.R_OK):
+        raise Unfit(message="cannot be read: permission denied", code=code)
 
 
 def check_program(entrypoint: Entrypoint, place: SearchPlace, code: Code = "entrypoint") -> None:
     """Raise `Unfit` without such a file or, for a name without a slash, if a PATH lacks it."""
     name = entrypoint.name
     if "/" in name:
-        if os.path.isdir(name):
-            raise Unfit(message="is a directory, not a program", code=code)
-        if not os.path.exists(name):
-            directory, base = os.path.split(name)
-            hint = did_you_mean(base, _names_in(directory))
-            raise Unfit(message="does not exist", hint=hint, code=code)
-        if not os.access(name, os.X_OK):
-            hint = f"chmod +x {entrypoint.text}"
-            raise Unfit(message="is not executable", hint=hint, code=code)
+        check_file(entrypoint, code)
         return
     for path in place.search_paths:
         if shutil.which(name, path=path):
@@ -250,7 +246,7 @@ def read_call_of(
 def _look_for(entrypoint: Entrypoint, place: SearchPlace) -> Signature | None:
     """Raise `Unfit` if it is certainly not there; return the signature of a function if known."""
     if entrypoint.form == "script":
-        check_script(entrypoint)
+        check_file(entrypoint)
         return None
     if entrypoint.form == "program":
         check_program(entrypoint, place)

@@ -38,6 +38,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """
     by_lower = {choice.lower(): choice for choice in choices} if len(word) <= 100 else {}
     near = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    near = near or [choice for choice in by_lower if choice.startswith(word.lower())]
     return f"did you mean {by_lower[near[0]]!r}?" if near else ""
 
 
@@ -131,35 +132,13 @@ def hinted(read: Callable[[Any], T], hint: str, expected: str = "") -> Callable[
     return read_with_hint
 
 
-def mapping_items(
-    tree: Tree,
-    key: str,
-    names: Collection[str],
-    synonyms: Mapping[str, str],
-    findings: Findings,
-    *,
-    of: str = "settings",
-    hint: Callable[[Any], str] = lambda _: "",
-    explained: Mapping[str, str] | None = None,
-) -> dict[str, Tree]:
-    """Return the items of a mapping as `known_items` does; none of null, nor of what is no mapping.
-
-    ``hint`` says of such a value what was meant.
-    """
-    if tree is not None and not isinstance(tree, dict):
-        expected = f"a mapping of {of} ({', '.join(names)})"
-        findings.add(key, tree, Unfit(expected, hint(reveal(tree)), code="type"))
-        tree = None
-    return known_items(tree or {}, key, names, synonyms, findings, explained)
-
-
 def known_items(
     node: Mapping[Any, Tree],
     key: str,
     names: Collection[str],
-    synonyms: Mapping[str, str],
     findings: Findings,
-    explained: Mapping[str, str] | None = None,
+    synonyms: Mapping[str, str] = {},
+    explained: Mapping[str, str] = {},
     otherwise: str = "",
 ) -> dict[str, Tree]:
     """Return the items of a mapping that are settings; the others are problems.
@@ -172,8 +151,9 @@ def known_items(
     for name in unknown[:MOST_PROBLEMS]:
         word = str(name).lower().replace("-", "_")
         known = word if word in names else synonyms.get(word)
+        known = known or (f"launch.{word}" if word in KEYS and key != "launch" else "")
         hint = f"did you mean {known!r}?" if known else did_you_mean(word, names)
-        hint = (explained or {}).get(str(name)) or hint or otherwise
+        hint = explained.get(str(name)) or hint or otherwise
         findings.add_about(f"{key}.{name}", "unknown setting", hint, code="unknown-key")
     findings.count += len(unknown[MOST_PROBLEMS:])
     return {name: item for name, item in node.items() if name in names}

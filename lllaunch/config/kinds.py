@@ -17,7 +17,6 @@ from lllaunch.config.fields import (
     did_you_mean,
     hinted,
     known_items,
-    mapping_items,
     one_of,
     read_choice,
     read_count,
@@ -87,15 +86,17 @@ class Node(NamedTuple):
 
     record: Callable[..., Any]
     fields: Mapping[str, Kind]
-    synonyms: Mapping[str, str] = {}
     meant: Callable[[Any], str] = lambda _: ""  # by what is no mapping
     of: str = "settings"
+    synonyms: Mapping[str, str] = {}
 
     def values(self, tree: Tree, key: str, findings: Findings) -> dict[str, Any]:
-        """Return what is set, as the record has it."""
-        items = mapping_items(
-            *(tree, key, self.fields, self.synonyms, findings), of=self.of, hint=self.meant
-        )
+        """Return what is set, as the record has it; nothing if it is no mapping."""
+        if tree is not None and not isinstance(tree, dict):
+            expected = f"a mapping of {self.of} ({', '.join(self.fields)})"
+            findings.add(key, tree, Unfit(expected, self.meant(reveal(tree)), code="type"))
+            tree = None
+        items = known_items(tree or {}, key, self.fields, findings, self.synonyms)
         return read_fields(self.fields, items, key, findings)
 
     def read(self, tree: Tree, key: str, findings: Findings) -> Any:
@@ -133,7 +134,6 @@ CONSOLE = Node(
             off=True,
         ),
     },
-    {name: f"launch.{name}" for name in ("tee", "redirects", "collapse", "log_line_prefix")},
 )
 
 
@@ -145,12 +145,6 @@ def _resources_meant(value: object) -> str:
 RESOURCES = Node(
     Resources,
     dict.fromkeys(Resources._fields, Kind(read_count)),
-    {
-        "gpus": "gpus_per_proc",
-        "cpus": "cpus_per_proc",
-        "gpus_per_task": "gpus_per_proc",
-        "cpus_per_task": "cpus_per_proc",
-    },
     _resources_meant,
     of="numbers",
 )
@@ -196,7 +190,6 @@ RESTART = Node(
         "checkpoint": Kind(read_text),
         "gpu_wait": _TIME,
     },
-    {"max_restarts": "launch.max_restarts"},
     lambda _: "causes go under 'on': {on: [hang, oom]}",
 )
 
@@ -263,7 +256,7 @@ def _read_watchdog(tree: Tree, key: str, findings: Findings) -> WatchdogPolicy:
         read = hinted(_read_preset, "", f"{_PRESET} or a mapping of settings")
         return findings.attempt(key, tree, read) or WatchdogPolicy()
     names = ("preset", *WATCHDOG.fields)
-    items = known_items(tree, key, names, WATCHDOG.synonyms, findings)
+    items = known_items(tree, key, names, findings)
     preset = items.pop("preset", None)
     base = PRESETS[DEFAULT_PRESET]
     if preset is not None:
@@ -330,7 +323,7 @@ def _changed(
         if kind.off and isinstance(item, dict):
             # {after: 30m, action: report}; progress has other parts in place of after
             fields = _OF_PROGRESS if name == "progress" else {"after": kind}
-            parts = known_items(item, where, (*fields, "action"), {}, findings)
+            parts = known_items(item, where, (*fields, "action"), findings)
             values = read_fields({**fields, "action": _ACTION}, parts, where, findings)
             action = values.pop("action", "end")
             if not fields.keys() & parts and (getattr(base, name) is None or "action" not in parts):
@@ -409,12 +402,6 @@ WATCHDOG = Node(
         "memory": Kind(_read_memory, format_size, off=True),
         "collectives": Kind(read_flag),
         "progress": Kind(hinted(_read_progress, "", _PROGRESS), _write_progress, off=True),
-    },
-    {
-        "grace_period": "launch.grace_period",
-        "max_restarts": "launch.max_restarts",
-        "memory_limit": "memory",
-        "time_limit": "timeout",
     },
 )
 """`report` stands in the values of the limits that it names."""

@@ -29,12 +29,11 @@ from lllaunch.config.fields import (
     Findings,
     Settings,
     did_you_mean,
-    mapping_items,
     read_choice,
     read_count,
     read_word,
 )
-from lllaunch.config.kinds import Kind, read_fields
+from lllaunch.config.kinds import Kind, Node
 from lllaunch.config.read import Reader, asks_for_cluster
 from lllaunch.config.schema import defaults
 from lllaunch.config.tree import Tree, conceal, has_secrets, reveal
@@ -268,8 +267,7 @@ def read_nnodes(value: object) -> Literal["auto"] | tuple[int, int]:
 
 def _read_rdzv(settings: Settings) -> _Said:
     key, findings = settings.key_of("rdzv"), settings.findings
-    items = mapping_items(_tree(settings), key, RDZV, SYNONYMS, findings)
-    values = read_fields(RDZV, items, key, findings)
+    values = Node(dict, RDZV, synonyms=SYNONYMS).values(_tree(settings), key, findings)
     if "conf" not in values:
         return values
     conf, times = values["conf"]

@@ -166,7 +166,7 @@ def _read_layers(
         expected = "a mapping of settings (entrypoint, nproc, ...)"
         findings.add(key, node, Unfit(expected, code="type"))
         findings.raise_if_any()
-    own = known_items(node or {}, key, KEYS, SYNONYMS, findings, EXPLAINED)
+    own = known_items(node or {}, key, KEYS, findings, SYNONYMS, EXPLAINED)
     weaker: dict[str, Tree] = {}
     if outer is not None:
         with contextlib.suppress(OmegaConfBaseException):

@@ -21,10 +21,7 @@ from lllaunch.launch_settings import KEYS, LAUNCH_FIELDS, SETTINGS
 # What torchrun and submitit call them.
 SYNONYMS = {
     "nproc_per_node": "nproc",
-    "script": "entrypoint",
     "module": "entrypoint",
-    "program": "entrypoint",
-    "environment": "env",
     "signals_to_handle": "signals",
     "shutdown_timeout": "grace_period",
     "log_line_prefix_template": "log_line_prefix",
@@ -35,10 +32,7 @@ SYNONYMS = {
     "rdzv_id": "rdzv.id",
     "rdzv_conf": "rdzv.conf",
     "timeout": "watchdog.timeout",
-    "gpus": "resources.gpus_per_proc",
-    "cpus": "resources.cpus_per_proc",
     "cpus_per_task": "resources.cpus_per_proc",
-    "quiet": "console.quiet",
 }
 
 _MEET = "several nodes meet at rdzv.endpoint (host:port)"

@@ -91,7 +91,7 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
     )
     of_jobs = (*_OF_JOBS, *_OF_SEVERAL) if submits else _OF_JOBS
     explained |= {name: f"each job has its own: set launch.{name}" for name in of_jobs}
-    known_items(dict.fromkeys(node), key, names, synonyms, findings, explained)
+    known_items(dict.fromkeys(node), key, names, findings, synonyms, explained)
     # the jobs of a cluster that we do not have would run here
     backend = (launchers_cluster(node) or {}).get("backend", BACKEND)
     if backend != BACKEND:
@@ -129,7 +129,7 @@ def _read_failures(tree: Tree, key: str, findings: Findings) -> int | None:
         choose = partial(read_choice, choices=("continue", "stop"))
         word = findings.attempt(key, tree, hinted(choose, "", _FAILURE_FORMS))
         return 1 if word == "stop" else None
-    items = known_items(tree, key, ("max_failures",), {}, findings)
+    items = known_items(tree, key, ("max_failures",), findings)
     read = hinted(read_positive, "write on_failure: continue for no limit")
     most = items.get("max_failures", BROKEN if tree else None)
     return findings.attempt(f"{key}.max_failures", most, read)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lllaunch.config.command import SearchPlace, check_program, check_script, parse_entrypoint
+from lllaunch.config.command import SearchPlace, check_file, check_program, parse_entrypoint
 from lllaunch.errors import Unfit
 from lllaunch.spec import Entrypoint
 
@@ -64,7 +64,7 @@ def refused(check: Callable[..., None], *args: object) -> Unfit:
 
 
 def script(path: Path, text: str) -> None:
-    check_script(parse_entrypoint(text, str(path)))
+    check_file(parse_entrypoint(text, str(path)))
 
 
 def test_a_script_must_be_a_file_that_can_be_read(
@@ -121,7 +121,10 @@ def test_a_program_with_a_slash_is_a_file(tmp_path: Path) -> None:
     file = executable(tmp_path / "run.sh")
     program(tmp_path, "./run.sh")
     problem = refused(program, tmp_path, "./rnu.sh")
-    assert (problem.message, problem.hint) == ("does not exist", "did you mean 'run.sh'?")
+    assert (problem.message, problem.hint) == (
+        f"does not exist in {str(tmp_path)!r}",
+        "did you mean 'run.sh'?",
+    )
     file.chmod(0o644)
     problem = refused(program, tmp_path, "./run.sh")
     assert (problem.message, problem.hint) == ("is not executable", "chmod +x ./run.sh")

@@ -10,7 +10,7 @@ from support.nvml import FakeNvml
 from lllaunch.config import cluster, nodes
 from lllaunch.config.cluster import CLUSTER_KEYS
 from lllaunch.config.command import FORMS
-from lllaunch.config.kinds import CONSOLE, PRESETS, RESOURCES, RESTART, WATCHDOG
+from lllaunch.config.kinds import PRESETS
 from lllaunch.config.nodes import RDZV, HostContext
 from lllaunch.config.resolve import endless, resolve
 from lllaunch.config.schema import DEFAULT_PRESET, SYNONYMS, schema_node
@@ -151,7 +151,8 @@ role: "${worker:rank}"
     launch.role: '${worker:rank}' asks for a worker's fact where all workers have one value; only
     args, env, env_per_rank, log_line_prefix may have ${worker:...} [worker-variable]
 start_method: fork
-    launch.start_method: expected forkserver or spawn, got 'fork' [choice]
+    launch.start_method: expected forkserver or spawn, got 'fork'; did you mean 'forkserver'?
+    [choice]
 preload: jsn
     launch.preload: 'jsn' cannot be imported: there is no module 'jsn'; did you mean 'json'?
     [preload]
@@ -200,14 +201,11 @@ def test_an_unknown_key_says_what_was_meant(written: str) -> None:
 def test_other_words_stand_for_settings_that_there_are() -> None:
     known = {
         "": (SYNONYMS, KEYS),
-        "watchdog": (WATCHDOG.synonyms, ("preset", *WATCHDOG.fields)),
-        "restart": (RESTART.synonyms, RESTART.fields),
-        "resources": (RESOURCES.synonyms, RESOURCES.fields),
         "rdzv": (nodes.SYNONYMS, RDZV),
-        "console": (CONSOLE.synonyms, CONSOLE.fields),
         "cluster": (cluster.SYNONYMS, CLUSTER_KEYS),
     }
-    settings = {f"{node}.{name}".lstrip(".") for node in known for name in known[node][1]}
+    settings = {"resources.cpus_per_proc", "watchdog.timeout"}
+    settings |= {f"{node}.{name}".lstrip(".") for node in known for name in known[node][1]}
     for words, names in known.values():
         meant = {word.removeprefix("launch.") for word in words.values()}
         assert meant <= {*names, *settings}
