@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from msgspec.structs import replace
 
@@ -93,19 +93,6 @@ Fault = Literal["failure", "died", "oom"]
 
 class Logged(Record, frozen=True, tag=True):
     """An event or an action; both are written to events.jsonl."""
-
-    # fields that tell more of it, and do not make it another one
-    UNCOMPARED: ClassVar[frozenset[str]] = frozenset()
-
-    def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and all(
-            getattr(self, name) == getattr(other, name)
-            for name in self.__struct_fields__
-            if name not in self.UNCOMPARED
-        )
-
-    def __hash__(self) -> int:
-        return hash(type(self))
 
 
 # Events, beside those of `lllaunch.events`
@@ -336,8 +323,6 @@ Event = (
 class StartWorkers(Logged, frozen=True):
     """Rendezvous and start all workers; their preflight first, if they have one."""
 
-    UNCOMPARED = frozenset({"restart", "history"})
-
     attempt: int  # number of the attempt, as its directory has it; grows at every start
     # what workers see as TORCHELASTIC_RESTART_COUNT; grows at restarts that count
     restart_count: int
@@ -388,8 +373,6 @@ class SignalProcess(Logged, frozen=True):
 class Pause(Logged, frozen=True):
     """Wait before the next attempt; `PauseOver` follows."""
 
-    UNCOMPARED = frozenset({"restart"})
-
     seconds: float
     restart: int | None = None
 
@@ -432,8 +415,6 @@ class TellStacks(Logged, frozen=True):
 
 class Finish(Logged, frozen=True):
     """The run is over."""
-
-    UNCOMPARED = frozenset({"history"})
 
     state: WorkerState
     reason: Reason | None = None  # why it did not succeed, else None

@@ -238,8 +238,7 @@ def test_the_death_of_the_spawner_is_retried_once_on_top_of_the_restarts() -> No
     # the first is none of the restarts that are counted
     for taken, restart in ((1, None), (2, 1)):
         (start,) = machine.handle(SPAWNER_GONE)
-        assert start == v.StartWorkers(taken, taken, "spawner")
-        assert start.restart == restart
+        assert start == v.StartWorkers(taken, taken, "spawner", restart)
         machine.handle(v.GroupStarted(frozenset({0, 1})))
     assert machine.handle(SPAWNER_GONE) == (v.Finish(WorkerState.FAILED, "spawner"),)
 
@@ -291,10 +290,10 @@ def test_a_failure_while_stacks_are_taken_is_the_hangs_and_a_later_one_its_own()
     machine.handle(HANG)
     assert ended(machine, 0) == TERMINATE
     ended(machine, 1)
-    assert machine.handle(OrphansGone()) == (v.StartWorkers(1, 1, "hang"),)
+    assert machine.handle(OrphansGone()) == (v.StartWorkers(1, 1, "hang", 1),)
     machine.handle(v.GroupStarted(frozenset({0, 1})))
     ended(machine, 0, 1)
-    assert machine.handle(OrphansGone()) == (v.StartWorkers(2, 2, "failure"),)
+    assert machine.handle(OrphansGone()) == (v.StartWorkers(2, 2, "failure", 2),)
 
 
 def test_workers_that_finish_while_stacks_are_taken_have_succeeded() -> None:
@@ -367,7 +366,7 @@ def test_what_is_started_again_is_the_policys_choice(
 ) -> None:
     chosen = RestartPolicy(on=frozenset({cause}))
     others = RestartPolicy(on=frozenset(RESTART_CAUSES) - {cause})
-    assert failing(fact, chosen) == (v.StartWorkers(1, 1, reason),)
+    assert failing(fact, chosen) == (v.StartWorkers(1, 1, reason, 1),)
     assert failing(fact, others) == (v.Finish(WorkerState.FAILED, reason),)
     assert failing(fact, chosen, max_restarts=0) == (v.Finish(WorkerState.FAILED, reason),)
 
@@ -389,7 +388,9 @@ def test_the_wait_before_a_restart_grows_up_to_its_limit() -> None:
     machine = pausing(2.0, longest=7.0)
     waits = [2.0]
     for attempt in (1, 2, 3):
-        assert machine.handle(v.PauseOver()) == (v.StartWorkers(attempt, attempt, "failure"),)
+        assert machine.handle(v.PauseOver()) == (
+            v.StartWorkers(attempt, attempt, "failure", attempt),
+        )
         (pause,) = fail(machine)
         assert isinstance(pause, v.Pause)
         waits.append(pause.seconds)
@@ -675,7 +676,7 @@ def test_nothing_is_decided_before_all_have_agreed() -> None:
     assert all_gone(machine) == ()
     assert machine.state is GroupState.AGREEING
     assert machine.handle(agreed(here=True)) == ()
-    assert machine.handle(v.NodesCounted()) == (v.StartWorkers(1, 1, "failure"),)
+    assert machine.handle(v.NodesCounted()) == (v.StartWorkers(1, 1, "failure", 1),)
 
 
 def test_a_worker_that_fails_since_a_node_is_lost_costs_no_restart_if_enough_are_left() -> None:
@@ -689,7 +690,7 @@ def test_a_failure_elsewhere_ends_the_workers_here_and_counts() -> None:
     machine = of_several(1)
     ends = machine.handle(agreed())
     assert ends == (v.SignalWorkers(SIGTERM, "failure"), v.StartGrace())
-    assert counted(machine) == (v.StartWorkers(1, 1, "failure"),)
+    assert counted(machine) == (v.StartWorkers(1, 1, "failure", 1),)
     machine.handle(v.GroupStarted(frozenset({0, 1}), 1))
     machine.handle(agreed())
     assert counted(machine) == (v.Finish(WorkerState.FAILED, "failure"),)
@@ -705,7 +706,7 @@ def test_a_node_that_is_lost_costs_no_restart_if_enough_are_left(restarts: int) 
 def test_a_node_that_is_lost_costs_a_restart_if_too_few_are_left() -> None:
     machine = of_several(1)
     machine.handle(v.NodesAgreed("node", LOST))
-    assert counted(machine, again=False) == (v.StartWorkers(1, 1, "node"),)
+    assert counted(machine, again=False) == (v.StartWorkers(1, 1, "node", 1),)
     machine.handle(v.GroupStarted(frozenset({0, 1}), 1))
     machine.handle(v.NodesAgreed("node", LOST))
     assert counted(machine, again=False) == (v.Finish(WorkerState.FAILED, "node"),)
@@ -717,7 +718,7 @@ def test_who_has_succeeded_starts_again_with_the_others() -> None:
         machine.handle(end_of(rank, ok=True))
     assert machine.handle(OrphansGone()) == (v.WaitForOthers(),)
     assert machine.handle(agreed()) == ()
-    assert machine.handle(v.NodesCounted()) == (v.StartWorkers(1, 1, "failure"),)
+    assert machine.handle(v.NodesCounted()) == (v.StartWorkers(1, 1, "failure", 1),)
 
 
 def test_joiners_are_told_to_all_and_cost_no_restart() -> None:

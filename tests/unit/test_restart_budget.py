@@ -248,14 +248,14 @@ def test_where_the_run_has_no_time_left_that_is_the_reason() -> None:
     machine.handle(end_of(0, -15))
     machine.handle(came())
     (end,) = machine.handle(OrphansGone())
-    assert end == v.Finish(WorkerState.FAILED, "timeout")
+    assert (end.state, end.reason) == (WorkerState.FAILED, "timeout")  # type: ignore[union-attr]
 
 
 def test_there_may_be_something_to_wait_for_though_there_is_no_delay() -> None:
     machine = running(RestartPolicy(), pauses=True)
     machine.handle(end_of(0))
-    assert machine.handle(OrphansGone()) == (v.Pause(0.0),)
-    assert machine.handle(v.PauseOver()) == (v.StartWorkers(1, 1, "failure"),)
+    assert machine.handle(OrphansGone()) == (v.Pause(0.0, 1),)
+    assert machine.handle(v.PauseOver()) == (v.StartWorkers(1, 1, "failure", 1),)
 
 
 # Several nodes
@@ -302,7 +302,7 @@ def preflight_ends(machine: Machine, exitcode: int = 0) -> v.Actions:
 def test_a_preflight_that_fails_is_a_cause_of_its_own() -> None:
     end = v.Finish(WorkerState.FAILED, "preflight")
     machine = in_preflight()
-    assert preflight_ends(machine, 9) == (v.StartWorkers(1, 1, "preflight"),)
+    assert preflight_ends(machine, 9) == (v.StartWorkers(1, 1, "preflight", 1),)
     machine.handle(PREFLIGHT)
     assert preflight_ends(machine, 9) == (end,)
     other = in_preflight(policy=RestartPolicy(on=frozenset({"failure"})))
@@ -331,7 +331,7 @@ def test_a_preflight_that_takes_too_long_is_ended_and_has_failed() -> None:
         v.StartGrace(),
     )
     assert machine.handle(v.GraceExpired())[0] == v.KillWorkers("grace")
-    assert preflight_ends(machine, -9) == (v.StartWorkers(1, 1, "preflight"),)
+    assert preflight_ends(machine, -9) == (v.StartWorkers(1, 1, "preflight", 1),)
 
 
 def test_a_signal_goes_to_the_preflight_and_nothing_follows() -> None:
@@ -356,4 +356,4 @@ def test_a_failure_on_another_node_ends_a_preflight() -> None:
     ended = GroupEnd("failed", "node 1 (b)", 1)
     assert machine.handle(v.NodesAgreed("failure", ended))[0] == v.SignalWorkers(15, "failure")
     assert preflight_ends(machine, -15) == ()
-    assert machine.handle(v.NodesCounted()) == (v.StartWorkers(1, 1, "failure"),)
+    assert machine.handle(v.NodesCounted()) == (v.StartWorkers(1, 1, "failure", 1),)
