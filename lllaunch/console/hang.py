@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from lllaunch.run.result import Lost
 from lllaunch.text import duration, printable, shorten_middle
+from lllaunch.watchdog.evidence import LIBRARY, WRAPPERS, is_own
 from lllaunch.watchdog.findings import (
     Asked,
     HeartbeatLost,
@@ -23,16 +24,7 @@ from lllaunch.watchdog.findings import (
     TimerExpired,
     Unchanged,
 )
-from lllaunch.watchdog.frames import (
-    LIBRARY,
-    TREE,
-    WRAPPERS,
-    count_calls,
-    is_own,
-    short_tree,
-    tree_lines,
-    whole_tree,
-)
+from lllaunch.watchdog.frames import TREE, count_calls, short_tree, tree_lines, whole_tree
 from lllaunch.words import StyledText, capitalised, counted, ranks, shown_path, whose, wrapped
 
 if TYPE_CHECKING:

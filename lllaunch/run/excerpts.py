@@ -21,8 +21,7 @@ from lllaunch.run.result import CalledExit, Excerpt, RootCause
 from lllaunch.spawner.evidence import CRASH, TRACE_FILE
 from lllaunch.spawner.values import EXIT_FILE
 from lllaunch.text import clean
-from lllaunch.watchdog.evidence import Frame
-from lllaunch.watchdog.frames import LIBRARY, WRAPPERS, is_own
+from lllaunch.watchdog.evidence import LIBRARY, WRAPPERS, Frame, is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -197,11 +196,13 @@ def tail(path: str, lines: int = LINES, hide: Callable[[str], str] = str) -> Exc
     return Excerpt(path, found[-lines:], cut=cut or len(found) > lines)
 
 
-def read_crash(directory: str, stderr: str, hide: Callable[[str], str] = str) -> str:
-    """Returns what Python wrote when a fatal signal ended a worker, an empty string if nothing.
+def read_crash(directory: str, stderr: str, hide: Callable[[str], str] = str) -> tuple[Frame, ...]:
+    """Returns where a worker stood when a fatal signal ended it, if Python wrote that.
 
     Its own faulthandler writes to its standard error.
     """
+    from lllaunch.watchdog.frames import crash_frames  # noqa: PLC0415 - seldom there
+
     for path in (os.path.join(directory, CRASH), stderr):
         try:
             text = read_bytes(path, _TAIL_BYTES).decode("utf-8", errors="replace")
@@ -210,8 +211,8 @@ def read_crash(directory: str, stderr: str, hide: Callable[[str], str] = str) ->
         found = text.rfind(_FATAL)
         # of SIGXCPU, which is none of Python's fatal ones, it writes the stacks alone
         if found >= 0 or path != stderr:
-            return clean_text(hide(text[max(0, found) :]))
-    return ""
+            return crash_frames(clean_text(hide(text[max(0, found) :])))
+    return ()
 
 
 def read_misfit(stderr: str, hide: Callable[[str], str] = str) -> tuple[int, int] | None:

@@ -48,9 +48,8 @@ from lllaunch.run.result import (
     alike,
 )
 from lllaunch.text import duration, size, times
-from lllaunch.watchdog.evidence import Waits
+from lllaunch.watchdog.evidence import Waits, is_own
 from lllaunch.watchdog.findings import Stalled, is_of_all, lasted, suspects
-from lllaunch.watchdog.frames import LIBRARY, crash_frames
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -114,7 +113,7 @@ def failure_of(worker: WorkerRecord, record: AttemptRecord) -> RootCause | None:
         explanation=explanation,
         traceback=worker.error.traceback if worker.error else "",
         stderr=worker.files.stderr,
-        frames=crash_frames(worker.crash),
+        frames=worker.crash,
         shown=worker.shown,
     )
 
@@ -296,7 +295,7 @@ def _disagreement(record: AttemptRecord) -> Disagreement | None:
         if each.misfit is not None and each.rank not in traces:
             traces = with_aborted(traces, each.rank)
         call = users_call(each.error.traceback) if each.error is not None else None
-        crashed = (frame for frame in crash_frames(each.crash) if not LIBRARY.match(frame.file))
+        crashed = (frame for frame in each.crash if is_own(frame))
         at = call or next(crashed, None)
         if at is not None:
             places[each.rank] = f"{at.file}:{at.line}"

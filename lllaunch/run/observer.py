@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from lllaunch.run.result import CalledExit, DiskFull, Hang
     from lllaunch.spec import LaunchSpec
     from lllaunch.supervisor.machine import GroupEnd, NoProgress, Reason
-    from lllaunch.watchdog.evidence import RankTrace
+    from lllaunch.watchdog.evidence import Frame, RankTrace
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.progress import Progress
 
@@ -112,7 +112,8 @@ class WorkerRecord(Struct):
     # bytes that gloo had received for a collective, and that its own call had room for, where it
     # aborted the worker for that
     misfit: tuple[int, int] | None = None
-    crash: str = ""
+    # where it stood when a fatal signal ended it, innermost first
+    crash: tuple[Frame, ...] = ()
     shown: bool = False  # whether its standard error is on the console already
     # whether what it wrote of its failure was read; it writes nothing more then
     was_read: bool = False

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from lllaunch.signal_source import STACKS_ON
 from lllaunch.watchdog.collectives import compare
-from lllaunch.watchdog.evidence import Blame, Disagreement, Frame, RankStack, Waits
+from lllaunch.watchdog.evidence import Blame, Disagreement, Frame, RankStack, Waits, is_own
 from lllaunch.watchdog.findings import (
     Asked,
     Finding,
@@ -25,7 +25,6 @@ from lllaunch.watchdog.findings import (
     TimerExpired,
     suspects,
 )
-from lllaunch.watchdog.frames import is_own
 from lllaunch.watchdog.stall import CANNOT_RUN
 
 # Libraries whose calls wait for other ranks: what stands in the path of their files.

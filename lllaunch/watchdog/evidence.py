@@ -6,10 +6,19 @@ and traces is `lllaunch.watchdog.frames` and `collectives`, who judges them `bla
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from enum import IntEnum
 from typing import Literal
 
+from msgspec.structs import replace
+
 from lllaunch.documents import Record, RunPath, Text
+
+# What stands before a library's own path, Python's own included.
+LIBRARY = re.compile(r".*/(?:site|dist)-packages/|.*/lib(?:64)?/python3[^/]*/")
+# Wrappers around a library's public functions, which say nothing of what was called.
+WRAPPERS = ("/torch/distributed/c10d_logger.py", "/torch/utils/_contextlib.py", "/contextlib.py")
 
 Source = Literal["faulthandler", "py-spy", "kernel", ""]
 
@@ -24,6 +33,16 @@ class Frame(Record, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line} in {self.function}"
+
+
+def is_own(frame: Frame) -> bool:
+    """Whether a frame is of the user's code, as far as its path tells."""
+    return not frame.file.startswith("<") and LIBRARY.match(frame.file) is None
+
+
+def bare(frames: Iterable[Frame]) -> tuple[Frame, ...]:
+    """Frames without the text of their lines, which is not read each time."""
+    return tuple(replace(frame, code="") for frame in frames)
 
 
 class LockWait(Record, frozen=True):

@@ -19,12 +19,16 @@ from msgspec.structs import replace
 
 from lllaunch.documents import Record
 from lllaunch.text import printable, spans
-from lllaunch.watchdog.evidence import Frame, LockWait, RankStack, Thread
-
-# What stands before a library's own path, Python's own included.
-LIBRARY = re.compile(r".*/(?:site|dist)-packages/|.*/lib(?:64)?/python3[^/]*/")
-# Wrappers around a library's public functions, which say nothing of what was called.
-WRAPPERS = ("/torch/distributed/c10d_logger.py", "/torch/utils/_contextlib.py", "/contextlib.py")
+from lllaunch.watchdog.evidence import (
+    LIBRARY,
+    WRAPPERS,
+    Frame,
+    LockWait,
+    RankStack,
+    Thread,
+    bare,
+    is_own,
+)
 
 # As many as faulthandler writes of a thread: where ranks part is seen from the outermost on.
 MAX_FRAMES = 100
@@ -43,16 +47,6 @@ _ESCAPE = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 _BEGINNING = ("/lllaunch/spawner/", "/lllaunch/app/own_worker.py")
 # What stands between that and the user's function: the recorder.
 _BETWEEN = "/lllaunch/failure.py"
-
-
-def is_own(frame: Frame) -> bool:
-    """Whether a frame is of the user's code, as far as its path tells."""
-    return not frame.file.startswith("<") and LIBRARY.match(frame.file) is None
-
-
-def bare(frames: Iterable[Frame]) -> tuple[Frame, ...]:
-    """Frames without the text of their lines, which is not read each time."""
-    return tuple(replace(frame, code="") for frame in frames)
 
 
 def users_part(frames: Sequence[Frame]) -> tuple[Frame, ...]:

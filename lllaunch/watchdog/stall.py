@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from lllaunch.spec import StallScope
+from lllaunch.watchdog.evidence import bare
 from lllaunch.watchdog.findings import Finding, OverMemory, Silent, Spinning, Stalled
-from lllaunch.watchdog.frames import bare
 
 if TYPE_CHECKING:
     from lllaunch.watchdog.evidence import Frame, RankStack
