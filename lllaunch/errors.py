@@ -57,7 +57,6 @@ Code = Literal[
     "reserved-variable",
     "resume",
     "secret",
-    "shadowed",
     "signal",
     "size",
     "start-method",

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.app.compose import ComposeFailed, Composition, ConfigRequest, composing, name_of
-from lllaunch.app.configs import DIRECTORY, PRIMARY, as_written, job_name
-from lllaunch.app.sweeping.sweeper import grid_of
+from lllaunch.app.compose import ComposeFailed, Composition, ConfigRequest, name_of, review_sweep
+from lllaunch.app.configs import DIRECTORY, PRIMARY
 from lllaunch.checking.findings import REFUSED, WRONG, Checked, CheckedDiagnostic, Outcome, merged
 from lllaunch.checking.tree import (
     ConfigFile,
@@ -218,25 +217,14 @@ def _composed_changes(
     try:
         with Composition(command) as composed:
             if _JOBS in lock.plan or composed.is_sweep():
-                plan = sweep_plan(dict(_jobs(composed, name)))
+                # those that have the lock's name, or all if it was given to them
+                runs = (run for run in review_sweep(composed) if name in {None, run.name})
+                plan = sweep_plan({run.job: run.spec for run in runs})
             else:
                 plan = portable_plan(composed.plan(composed.compose()))
         return differences(lock.plan, plan)
     except Exception as error:  # noqa: BLE001 - one hostile lock must not hide the others
         return f"makes no plan any more: {in_short(error)}"
-
-
-def _jobs(composed: Composition, name: str | None) -> Iterator[tuple[str, LaunchSpec]]:
-    """The jobs of a sweep that have a lock's name, or all if it was given to them."""
-    master = composed.master()
-    with composing():
-        grid = grid_of(master, composed.loader, as_written(master.hydra.overrides.task))
-        composer = composed.composer(master)
-        for number, overrides in enumerate(grid):
-            job = composer.compose(overrides, number)
-            spec = composer.plan(job, here=False)
-            if name is None or name_of(spec, job.whole) == name:
-                yield job_name(overrides), spec
 
 
 # Experiments
@@ -390,7 +378,6 @@ class _Examination:
 
     def _examine(self) -> None:
         experiment, examined = self.examined.experiment, self.examined
-        path = experiment.file.path
         cfg = self.composed.compose(experiment.overrides)
         config: Any = OmegaConf.to_container(cfg, resolve=False)
         self.config = config
@@ -402,13 +389,8 @@ class _Examination:
         if not examined.is_one:
             return
         problems, locked = self._planned(cfg)
-        entries = experiment.file.data.get("defaults")
-        # without _self_ a config comes after all that it includes
-        shadows = isinstance(entries, list) and any(
-            str(each).partition("@")[0] == "_self_" for each in entries[:-1]
-        )
         unused = frozenset() if users_own else unused_keys(config)
-        if locked or problems or unused or shadows:
+        if locked or problems or unused:
             # it takes as long as to compose them
             self.origins = self.composed.origins(experiment.overrides)
         if not users_own:
@@ -420,7 +402,6 @@ class _Examination:
             may_come = code == WRONG and problem.code in {"missing", "interpolation", "entrypoint"}
             found = examined.left_open if may_come else examined.found
             found.append(self._located(problem, code))
-        examined.found += shadowed(config, self.origins, path, experiment.name)
         if locked is not None:
             self._expect_lock(locked, name_of(locked, cfg))
 
@@ -508,7 +489,6 @@ ROOTS = ("launch", "cluster", "hydra")
 _MEANT = (*ROOTS, "defaults")
 # so few letters differ that nothing else can be meant
 _ALIKE = 0.75
-_GIVEN_BY_CONFIGS = frozenset({"file", "package", "schema"})
 
 
 def unused_keys(config: Mapping[Any, Any]) -> frozenset[str]:
@@ -547,22 +527,3 @@ def _message(key: str) -> str:
         return f"is no key that lllaunch or Hydra knows; did you mean {meant[0]!r}?"
     text = "has no effect: nothing under launch refers to it"
     return f"{text}; did you mean 'launch.{key}'?" if key in KEYS else text
-
-
-def shadowed(
-    config: Mapping[Any, Any], origins: Origins, own: str, experiment: str
-) -> Iterator[CheckedDiagnostic]:
-    """Tells what an experiment's own file says in vain, since what it includes comes later."""
-    for key in origins.keys():  # noqa: SIM118 - no mapping
-        origin = origins.of(key)
-        if origin is None or origin.kind not in _GIVEN_BY_CONFIGS or origin.where == own:
-            continue
-        # a mapping is lost key by key
-        whole = not isinstance(value_at(config, parts_of(key)), dict)
-        lost = [each for each in origin.overridden if whole and each.where == own]
-        if lost:
-            message = (
-                f"has no effect, {origin.place} overrides it; put _self_ last in the defaults list"
-            )
-            line = lost[-1].line or 1
-            yield CheckedDiagnostic.at(0, "shadowed", own, line, key, message, (experiment,))

@@ -15,7 +15,6 @@ from lllaunch.app.compose import ConfigRequest
 from lllaunch.checking.check import (
     Examined,
     about_unused,
-    shadowed,
     told_unused,
     unused_keys,
 )
@@ -161,22 +160,3 @@ lr: 3
         f"a.yaml:5 nproc: {NOTHING}; did you mean 'launch.nproc'? [unused-key] [a]",
         f"a.yaml:6 lr: {NOTHING} [unused-key] [a]",
     ]
-
-
-def shadows(own: str, *layers: tuple[str, str]) -> list[str]:
-    composition = Composition(*layers)
-    found = shadowed(composition.config, composition.origins, own, "a")
-    return [f"{each.place} {each.said}" for each in found]
-
-
-def test_what_an_include_overrides_that_comes_later() -> None:
-    own = ("a.yaml", "launch:\n  nproc: 2\n  args: [1]\n  env: {A: x}\n  role: same\n")
-    later = ("b.yaml", "launch:\n  nproc: 4\n  args: [2, 3]\n  env: {B: y}\n")
-    advice = "put _self_ last in the defaults list"
-    assert shadows("a.yaml", own, later) == [
-        f"a.yaml:2 launch.nproc: has no effect, b.yaml:2 overrides it; {advice} [shadowed]",
-        f"a.yaml:3 launch.args: has no effect, b.yaml:3 overrides it; {advice} [shadowed]",
-    ]
-    # that is Hydra's normal way
-    assert shadows("a.yaml", later, own) == []
-    assert shadows("c.yaml", own, later) == []
