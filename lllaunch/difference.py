@@ -102,15 +102,12 @@ def as_json(changes: Iterable[Change]) -> list[dict[str, Any]]:
     Objects with ``key``, ``kind``, and ``old`` and ``new`` where there is such a value. Keys of
     mappings are text, and numbers that are not finite are texts such as ``nan``.
     """
-    return [
-        {
-            "key": change.key,
-            "kind": change.kind,
-            **({} if change.old is ABSENT else {"old": jsonable(change.old)}),
-            **({} if change.new is ABSENT else {"new": jsonable(change.new)}),
-        }
-        for change in changes
-    ]
+    found = []
+    for change in changes:
+        sides = {"old": change.old, "new": change.new}
+        told = {name: jsonable(value) for name, value in sides.items() if value is not ABSENT}
+        found.append({"key": change.key, "kind": change.kind, **told})
+    return found
 
 
 def dotted(path: Iterable[Any]) -> str:

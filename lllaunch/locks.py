@@ -35,7 +35,6 @@ _SHORT, _MOMENT = 0.1, 0.5
 _PAUSE = 0.02
 # what may outlive a launcher
 _PARTS = {"run": "workers", "sweep": "jobs"}
-_HELD = {errno.EWOULDBLOCK, errno.EACCES}
 
 
 class HeldDirectory:
@@ -97,7 +96,7 @@ def lock_directory(
         os.makedirs(path, exist_ok=True)
         fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
-            taken = _try_lock(fd)
+            taken = _try_lock(fd, fcntl.LOCK_EX)
             if taken is None:
                 os.close(fd)
                 return None
@@ -124,14 +123,14 @@ def lock_directory(
             time.sleep(_PAUSE)
 
 
-def _try_lock(fd: int) -> bool | None:
-    """Return whether the lock was taken; None if there are none here."""
+def _try_lock(fd: int, kind: int) -> bool | None:
+    """Return whether a lock, of one or to be shared, was taken; None if there are none here."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}:
             return None
-        if error.errno not in _HELD:
+        if error.errno not in {errno.EWOULDBLOCK, errno.EACCES}:
             raise
         return False
     return True
@@ -229,15 +228,12 @@ def is_held(lock: str) -> bool | None:
         return False
     try:
         fd = open_file(lock)
+        try:
+            taken = _try_lock(fd, fcntl.LOCK_SH)
+        finally:
+            os.close(fd)
     except FileNotFoundError:
         return False
     except OSError:
         return None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return True if error.errno in _HELD else None
-    else:
-        return False
-    finally:
-        os.close(fd)
+    return None if taken is None else not taken
