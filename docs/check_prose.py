@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from unittest import mock
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/**/*.md")
@@ -105,7 +106,9 @@ def texts() -> Iterator[tuple[str, str]]:
         for page in sorted(ROOT.glob(pattern)):
             yield str(page.relative_to(ROOT)), page.read_text(encoding="utf-8")
     for verb in import_module("lllaunch.app.command_line").VERBS:
-        parser = import_module(f"lllaunch.verbs.{verb}")._parser()
+        with mock.patch(f"lllaunch.verbs.{verb}.perform") as perform:
+            import_module(f"lllaunch.verbs.{verb}").main([])
+        parser = perform.call_args.args[0]
         parts = [parser.description, *(each.help for each in parser._actions), parser.epilog]
         # a table of formats or states is no prose
         shown = [re.sub(r"^.*:(\n +.*)+", "", part, flags=re.M) for part in parts if part]

@@ -96,7 +96,9 @@ def cell(text: str) -> str:
 
 def section(verb: str) -> str:
     """Return the section of one verb."""
-    parser: argparse.ArgumentParser = import_module(f"lllaunch.verbs.{verb}")._parser()
+    with mock.patch(f"lllaunch.verbs.{verb}.perform") as perform:
+        import_module(f"lllaunch.verbs.{verb}").main([])
+    parser: argparse.ArgumentParser = perform.call_args.args[0]
     words, rows = [f"lllaunch {verb}"], []
     actions = [each for each in parser._actions if each.dest != "help"]
     if any(each.option_strings for each in actions):

@@ -467,22 +467,20 @@ def with_hydra(spec: LaunchSpec, config: DictConfig) -> LaunchSpec:
     return replace(spec, hydra=conceal(made), written=written(config))
 
 
+_WRITTEN = ("run.dir", "sweep.dir", "sweep.subdir", "output_subdir", "runtime.output_dir")
+
+
 def written(config: DictConfig) -> tuple[Written, ...]:
     """Return what Hydra writes to, as far as Hydra itself can resolve it."""
     found: list[Written] = []
     with watching("oc.env") as reads:
-        run, sweep = _resolved(config, "run.dir"), _resolved(config, "sweep.dir")
-        output = str(_resolved(config, "runtime.output_dir") or run or "")
-        directories = {
-            "run.dir": (run, ""),
-            "sweep.dir": (sweep, ""),
-            "sweep.subdir": (_resolved(config, "sweep.subdir"), sweep),
-            "output_subdir": (_resolved(config, "output_subdir"), output),
-            "runtime.output_dir": (output or None, ""),
-        }
-        for key, (path, above) in directories.items():
+        paths = {key: _resolved(config, key) for key in _WRITTEN}
+        output = str(paths["runtime.output_dir"] or paths["run.dir"] or "")
+        paths["runtime.output_dir"] = output or None
+        above = {"sweep.subdir": paths["sweep.dir"], "output_subdir": output}
+        for key, path in paths.items():
             if path is not None:
-                whole = os.path.abspath(os.path.join(str(above or ""), str(path)))
+                whole = os.path.abspath(os.path.join(str(above.get(key) or ""), str(path)))
                 found.append(Written(f"hydra.{key}", whole))
         for name in _LOGGING:
             # as Hydra has changed to it by then

@@ -11,6 +11,7 @@ from lllaunch.config.origins import Link, Origin, Origins
 from lllaunch.config.plan import dump_yaml
 from lllaunch.config.tree import leaf_items
 from lllaunch.spec import LaunchSpec
+from lllaunch.text import printable
 from lllaunch.words import StyledText
 
 Path = tuple[Any, ...]
@@ -39,7 +40,7 @@ def annotated(plan: Mapping[str, Any], comment: Callable[[Path], str]) -> list[R
         if number and said:
             (line,) = rows[number - 1]
             blanks = " " * max(0, _COLUMN - len(line.text))
-            rows[number - 1] = line, StyledText(f"{blanks}  # {_tame(said)}", "faint")
+            rows[number - 1] = line, StyledText(f"{blanks}  # {printable(said, _MOST)}", "faint")
     return rows
 
 
@@ -47,7 +48,7 @@ def comment_rows(title: str, facts: Iterable[tuple[str, str]]) -> list[Row]:
     """Return a block of comments: a title, and below it the facts that have a text."""
     told = [(name, text) for name, text in facts if text]
     width = max((len(name) for name, _ in told), default=0)
-    rows = [f"#   {name:<{width}}  {_tame(text)}" for name, text in told]
+    rows = [f"#   {name:<{width}}  {printable(text, _MOST)}" for name, text in told]
     return [(StyledText(text, "faint"),) for text in (f"# {title}", *rows)]
 
 
@@ -152,9 +153,3 @@ def _place(origin: Origin) -> str:
 
 def _is_default(chain: Sequence[Link]) -> bool:
     return not chain or chain[0].origin.kind == "schema"
-
-
-def _tame(text: str) -> str:
-    """On one line, and nothing that a terminal obeys."""
-    shown = "".join(char if char.isprintable() else "?" for char in text)
-    return shown if len(shown) <= _MOST else f"{shown[: _MOST - 3]}..."

@@ -133,11 +133,8 @@ def lock_text(name: str, command: Sequence[str], plan: Mapping[str, Any]) -> str
     """Returns the text of a lock; the same for the same arguments, on every machine.
 
     ``command`` is redacted; ``plan`` is of a run (`lllaunch.config.plan.portable_plan`) or of a
-    sweep (`sweep_plan`). A wrong name is a `ConfigError`.
+    sweep (`sweep_plan`).
     """
-    problem = name_problem(name)
-    if problem is not None:
-        raise ConfigError((problem,))
     content = {
         "lock": FORMAT,
         "command": list(command),

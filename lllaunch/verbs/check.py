@@ -34,11 +34,7 @@ were not reviewed or are not allowed. Warnings count with --strict only."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code."""
-    return perform(_parser(), argv, _check)
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Run the verb and return its exit code."""
     parser = Parser("check", _DESCRIPTION, _EPILOG)
     parser.add_argument(
         "directory", metavar="DIR", nargs="?", default=_CONF, help="top of the tree; default: conf"
@@ -49,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
         "--output", metavar="FILE", help="write to a file, completely or not at all"
     )
     parser.add_argument("--strict", action="store_true", help="count warnings as problems")
-    return parser
+    return perform(parser, argv, _check)
 
 
 def _check(given: argparse.Namespace) -> int:

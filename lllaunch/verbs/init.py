@@ -25,15 +25,11 @@ with or without the word torchrun, and overrides. NAME is that of the script, or
 
 def main(argv: Sequence[str]) -> int:
     """Run the verb and return its exit code."""
-    return perform(_parser(), argv, _init, takes_script=True)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = Parser("init", _DESCRIPTION.format(program()))
     parser.add_argument("--name", help="name of the file, without .yaml; default: the script's")
     parser.add_argument("--force", action="store_true", help="replace a file that exists")
     add_hydra_flags(parser)
-    return parser
+    return perform(parser, argv, _init, takes_script=True)
 
 
 def _init(given: argparse.Namespace) -> None:

@@ -19,7 +19,7 @@ Run, in a batch job, what was submitted from a directory."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code."""
+    """Run the verb and return its exit code."""
     # until somebody acts on it: it ends who does not
     signal.signal(NOTICE, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})

@@ -46,11 +46,7 @@ class WorkerLog(NamedTuple):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code."""
-    return perform(_parser(), argv, _show)
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Run the verb and return its exit code."""
     parser = Parser("logs", _DESCRIPTION)
     parser.add_run("a run")
     parser.add_argument(
@@ -73,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="show what the launcher printed in the batch job of a run on a cluster",
     )
-    return parser
+    return perform(parser, argv, _show)
 
 
 def _show(given: argparse.Namespace) -> int:

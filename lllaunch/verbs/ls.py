@@ -57,14 +57,7 @@ _SPARE = ("tries", "job", "code", "value", "left")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code.
-
-    ``argv``: what follows it on the command line.
-    """
-    return perform(_parser(), argv, _list)
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Run the verb and return its exit code."""
     told = "\n".join(f"  {state_text(name):<13} {meaning}" for name, meaning in MEANINGS.items())
     parser = Parser("ls", _DESCRIPTION, f"states:\n{told}")
     roots = ", ".join(DEFAULT_ROOTS)
@@ -82,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--sweeps", action="store_true", help="only sweeps")
     parser.add_argument("--jobs", action="store_true", help="also list the jobs of sweeps")
-    return parser
+    return perform(parser, argv, _list)
 
 
 def _states(text: str) -> frozenset[str]:

@@ -144,11 +144,7 @@ _OUTPUT_DIR = "<output_dir>"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code."""
-    return perform(_parser(), argv, _plan, takes_script=True)
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Run the verb and return its exit code."""
     parser = Parser("plan", _DESCRIPTION, _EPILOG)
     forms = parser.add_mutually_exclusive_group()
     forms.add_argument(
@@ -178,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
         "a script, as in a run",
         "torchrun's options, overrides, the script and its arguments; prints the YAML that runs it",
     )
-    return parser
+    return perform(parser, argv, _plan, takes_script=True)
 
 
 def _plan(given: argparse.Namespace) -> int:

@@ -47,11 +47,7 @@ RENDERERS: dict[str, Callable[[Report], str]] = {"text": render_text, "json": re
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code."""
-    return perform(_parser(), argv, _report)
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Run the verb and return its exit code."""
     parser = Parser("report", _DESCRIPTION, _EPILOG)
     parser.add_argument("path", metavar="PATH", nargs="?", default=LATEST, help="default: latest")
     forms = (*RENDERERS, "junit", "github", "html", "trace")
@@ -62,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--name", default="lllaunch", help="class name of the test cases in JUnit XML"
     )
-    return parser
+    return perform(parser, argv, _report)
 
 
 def _report(given: argparse.Namespace) -> None:

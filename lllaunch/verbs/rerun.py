@@ -29,18 +29,14 @@ exit codes: those of a run; 5 if the plan is now another one."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code."""
-    return perform(_parser(), argv, _rerun)
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Run the verb and return its exit code."""
     parser = Parser("rerun", _DESCRIPTION, _EPILOG)
     parser.add_run("a run")
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="an override of hydra.*")
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="print nothing while all goes well"
     )
-    return parser
+    return perform(parser, argv, _rerun)
 
 
 def _rerun(given: argparse.Namespace) -> int:

@@ -82,14 +82,10 @@ _MOST_VALUES = 16
 
 def main(argv: Sequence[str]) -> int:
     """Run the verb and return its exit code."""
-    return perform(_parser(), argv, _show)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = Parser("show", _DESCRIPTION)
     parser.add_run()
     parser.add_argument("--json", action="store_true", help="print an object")
-    return parser
+    return perform(parser, argv, _show)
 
 
 def _show(given: argparse.Namespace) -> None:

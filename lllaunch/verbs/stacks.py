@@ -66,11 +66,7 @@ class NoStacks(NoSuchRun):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code."""
-    return perform(_parser(), argv, _show)
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Run the verb and return its exit code."""
     parser = Parser("stacks", _DESCRIPTION)
     parser.add_run("a run", "the live run")
     parser.add_argument(
@@ -80,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         help="show all threads of these ranks: 0, 1-3, or 0,2-3",
     )
     parser.add_argument("--json", action="store_true", help="print an object")
-    return parser
+    return perform(parser, argv, _show)
 
 
 def _show(given: argparse.Namespace) -> None:

@@ -34,17 +34,13 @@ _PAUSE = 0.2
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the verb and returns its exit code."""
-    return perform(_parser(), argv, _stop)
-
-
-def _parser() -> argparse.ArgumentParser:
+    """Run the verb and return its exit code."""
     parser = Parser("stop", _DESCRIPTION)
     parser.add_run()
     parser.add_argument(
         "--now", action="store_true", help="kill the workers without a grace period"
     )
-    return parser
+    return perform(parser, argv, _stop)
 
 
 def _stop(given: argparse.Namespace) -> None:

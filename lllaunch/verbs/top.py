@@ -59,10 +59,6 @@ class Watched(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """Run the verb and return its exit code."""
-    return perform(_parser(), argv, _top)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = Parser("top", _DESCRIPTION)
     roots = ", ".join(DEFAULT_ROOTS)
     what = f"default: all of {roots}, and other places where runs were started from here"
@@ -78,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         help="time between updates, also on a pipe; default: 1",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    return parser
+    return perform(parser, argv, _top)
 
 
 def watched(name: str | None) -> Watched:

@@ -112,6 +112,9 @@ class ListScreen(Screen[None]):
 
     def __init__(self, what: Watched) -> None:
         super().__init__()
+        self.head = Static(id="head")
+        self.table = DataTable[Text](cursor_type="row")
+        self.filter = Input(placeholder="words; Escape shows all")
         self._what = what
         self._cwd = os.getcwd()
         self._view: LiveView | None = None
@@ -125,26 +128,13 @@ class ListScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         """Return the parts."""
-        yield Static(id="head")
-        yield DataTable[Text](cursor_type="row")
-        yield Input(placeholder="words; Escape shows all")
-        yield Footer()
+        yield from (self.head, self.table, self.filter, Footer())
 
     @property
     def top(self) -> TopApp:
         """The app."""
         assert isinstance(self.app, TopApp)
         return self.app
-
-    @property
-    def table(self) -> DataTable[Text]:
-        """The table."""
-        return self.query_one(DataTable)
-
-    @property
-    def filter(self) -> Input:
-        """The words that rows must have."""
-        return self.query_one(Input)
 
     def on_mount(self) -> None:
         """Look again and again."""
@@ -177,7 +167,7 @@ class ListScreen(Screen[None]):
         """Show what stands above the table."""
         spans = ([(plain(each.text), RICH_STYLES[each.style]) for each in row] for row in rows)
         text = Text("\n", no_wrap=True).join(Text.assemble(*row) for row in spans)
-        self.query_one("#head", Static).update(text)
+        self.head.update(text)
 
     def _show(self) -> None:
         """Show what was seen last; what is as it was stays."""

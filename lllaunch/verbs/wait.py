@@ -36,13 +36,9 @@ _LOOKS = 3
 
 def main(argv: Sequence[str]) -> int:
     """Run the verb and return its exit code: that of the run."""
-    return perform(_parser(), argv, _wait)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = Parser("wait", _DESCRIPTION)
     parser.add_run()
-    return parser
+    return perform(parser, argv, _wait)
 
 
 def _wait(given: argparse.Namespace) -> int:

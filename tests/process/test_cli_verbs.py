@@ -138,29 +138,16 @@ def test_ctrl_c_while_the_spawner_is_closed_shows_no_traceback(project: Project)
     assert "Traceback" not in ended.stderr
 
 
-def test_on_a_terminal_a_page_goes_to_a_file_and_a_failed_run_is_not_repeated_unasked(
-    project: Project,
-) -> None:
+def test_on_a_terminal_a_page_goes_to_a_file(project: Project) -> None:
     pexpect = pytest.importorskip("pexpect")
     assert project.lllaunch("+exp=x", "params.code=4", "hydra.run.dir=outputs/a").returncode == 3
 
-    def on_a_terminal(*words: str, answer: str = "") -> tuple[str, int]:
-        command = [sys.executable, "-m", "lllaunch", *words]
-        shown = pexpect.spawn(command[0], command[1:], cwd=str(project.root), timeout=WAIT)
-        if answer:
-            shown.expect_exact("[y/N] ")
-            shown.sendline(answer)
-        text = shown.read().decode()
-        shown.close()
-        return text, shown.exitstatus
-
-    page, code = on_a_terminal("report", "outputs/a", "--format", "html")
-    assert (page.strip(), code) == ("outputs/a/report.html", 0)
-    assert (project.root / page.strip()).read_text().startswith("<!DOCTYPE html>")
-    assert on_a_terminal("rerun", "outputs/a", answer="n")[1] == 1
-    assert len(project.run_dirs()) == 1
-    text, code = on_a_terminal("rerun", "outputs/a", answer="y")
-    assert (code, len(project.run_dirs())) == (3, 2), text
+    words = ["-m", "lllaunch", "report", "outputs/a", "--format", "html"]
+    shown = pexpect.spawn(sys.executable, words, cwd=str(project.root), timeout=WAIT)
+    page = shown.read().decode().strip()
+    shown.close()
+    assert (page, shown.exitstatus) == ("outputs/a/report.html", 0)
+    assert (project.root / page).read_text().startswith("<!DOCTYPE html>")
 
 
 def test_a_script_runs_where_there_is_nothing_else(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
@@ -154,8 +155,9 @@ def mistake(argv: list[str]) -> str:
     """What ``python -m lllaunch`` would not take of a command line; empty if it takes it."""
     verb = argv[0] if argv else ""
     if verb in VERBS:
-        module = import_module(f"lllaunch.verbs.{verb}")
-        return refusal(module._parser(), argv[1:])
+        with mock.patch(f"lllaunch.verbs.{verb}.perform") as perform:
+            import_module(f"lllaunch.verbs.{verb}").main([])
+        return refusal(perform.call_args.args[0], argv[1:])
     if verb.isidentifier():
         return f"no verb {verb}"
     parser = get_args_parser()

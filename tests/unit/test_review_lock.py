@@ -141,8 +141,6 @@ def test_a_name_that_is_none_is_refused(name: str, tmp_path: Path) -> None:
         lock_path(str(tmp_path), name)
     with pytest.raises(ConfigError):
         write_lock(str(tmp_path), name, "x")
-    with pytest.raises(ConfigError):
-        lock_text(name, [], portable_plan(spec_of({"entrypoint": "env"})))
     assert os.listdir(tmp_path) == []
 
 
