@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -102,22 +101,17 @@ def read_text(path: str) -> str:
     Raises:
         ConfigError: it is not there, no ordinary file, too long, or not UTF-8.
     """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise wrong(path, 0, "is not an ordinary file")
     try:
-        # a FIFO would make a blocking open wait
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        # should it be a FIFO by now, it is not waited for
+        with open(path, "rb", opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as file:
+            data = file.read(LONGEST + 1)
     except FileNotFoundError:
         raise wrong(path, 0, "is not there") from None
     except (OSError, ValueError) as error:
-        raise wrong(path, 0, f"cannot be read: {_reason(error)}") from None
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise wrong(path, 0, "is not an ordinary file")
-        with os.fdopen(os.dup(fd), "rb") as file:
-            data = file.read(LONGEST + 1)
-    except OSError as error:
-        raise wrong(path, 0, f"cannot be read: {_reason(error)}") from None
-    finally:
-        os.close(fd)
+        why = getattr(error, "strerror", None) or error
+        raise wrong(path, 0, f"cannot be read: {why}") from None
     if len(data) > LONGEST:
         raise wrong(path, 0, f"is longer than {LONGEST // 1024**2} MiB")
     try:
@@ -167,10 +161,6 @@ def wrong(
 ) -> ConfigError:
     """Returns an error about one line of a file."""
     return ConfigError((Diagnostic(code, "", "", shorten(message), hint, file, line),))
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)
 
 
 def _meant(text: str, line: int) -> str:

@@ -299,9 +299,8 @@ def read_directory(value: object, runtime_cwd: str, made: str = "") -> str:
     path = os.path.normpath(os.path.join(runtime_cwd, read_text(value)))
     if os.path.isdir(path) or (path == made and not os.path.lexists(path)):
         return path
-    raise Unfit(
-        "a directory" if os.path.exists(path) else "a directory that exists", code="directory"
-    )
+    expected = "a directory" if os.path.exists(path) else "a directory that exists"
+    raise Unfit(expected, code="directory")
 
 
 def read_new_directory(value: object, runtime_cwd: str) -> str:
@@ -312,12 +311,8 @@ def read_new_directory(value: object, runtime_cwd: str) -> str:
         existing = os.path.dirname(existing)
     if os.path.isdir(existing):
         return path
-    raise Unfit(
-        "a directory that exists or can be made",
-        "",
-        f"{existing!r} is not a directory",
-        code="directory",
-    )
+    detail = f"{existing!r} is not a directory"
+    raise Unfit("a directory that exists or can be made", detail=detail, code="directory")
 
 
 class Settings:

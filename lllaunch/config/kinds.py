@@ -35,7 +35,6 @@ from lllaunch.config.values import (
     format_duration,
     format_size,
     parse_duration,
-    parse_samples,
     parse_size,
 )
 from lllaunch.errors import Unfit
@@ -55,7 +54,6 @@ class Kind(NamedTuple):
 
     read: Callable[..., Any]
     write: Callable[[Any], Any] = lambda value: value
-    is_list: bool = False
     whole: bool = False  # whether what reads it takes a tree, its key, and `Findings`
     off: bool = False  # whether null and false mean None, rather than the default
 
@@ -413,28 +411,37 @@ def _read_key(value: object) -> str:
     raise Unfit("a dotted key of the config", code="type")
 
 
+def _read_interval(value: object) -> float | None:
+    # more often it would cost more than it tells
+    read = hinted(partial(parse_duration, least=1.0), "", "a duration of at least 1s, or false")
+    return None if value is False else read(value)
+
+
 KINDS: Mapping[str, Kind] = {
     "Console": CONSOLE.kind,
     "Count": Kind(read_count),
     "Duration": _TIME,
     "Flag": Kind(read_flag),
     "Interval": Kind(
-        lambda value: parse_samples(value) or None,
-        lambda seconds: False if seconds is None else format_duration(seconds),
+        _read_interval, lambda seconds: False if seconds is None else format_duration(seconds)
     ),
-    "Keys": Kind(_read_key, list, is_list=True),
+    "Keys": Kind(partial(read_each, read=_read_key), list, whole=True),
     "Line": Kind(read_line),
     "Lock": Kind(read_locked),
     "Method": Kind(partial(read_choice, choices=("forkserver", "spawn"))),
     "Prefix": Kind(read_prefix),
     "Resources": RESOURCES.kind,
     "Restart": Kind(_read_restart, RESTART.write, whole=True),
-    "Signals": Kind(read_signal, lambda signals: [each.name for each in signals], is_list=True),
+    "Signals": Kind(
+        partial(read_each, read=read_signal),
+        lambda signals: [each.name for each in signals],
+        whole=True,
+    ),
     "Size": Kind(
         partial(parse_size, zero=False),
         lambda size: None if size is None else format_size(size),
     ),
-    "Texts": Kind(read_text, list, is_list=True),
+    "Texts": Kind(partial(read_each, read=read_text), list, whole=True),
     "Watchdog": Kind(_read_watchdog, written_policy, whole=True),
 }
 """By the names that `lllaunch.launch_settings` has for them; the others have code of their own."""

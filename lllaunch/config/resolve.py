@@ -287,8 +287,6 @@ def _read_plain(settings: Settings, around: HostContext) -> dict[str, Any]:
             continue
         if kind.whole:
             plain[name] = kind.read(settings[name], settings.key_of(name), settings.findings)
-        elif kind.is_list:
-            plain[name] = settings.each(name, kind.read)
         else:
             plain[name] = settings.scalar(name, kind.read, None)
     if around.quiet:

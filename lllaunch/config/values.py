@@ -14,7 +14,6 @@ from msgspec import Struct
 from lllaunch.config.fields import (
     Findings,
     did_you_mean,
-    hinted,
 )
 from lllaunch.config.tree import Tree, part_of, reveal
 from lllaunch.errors import Unfit
@@ -74,22 +73,6 @@ def parse_duration(value: object, *, zero: bool = True, least: float = 0.0) -> f
     if seconds > _LONGEST_DAYS * _SECONDS["d"]:
         raise Unfit(f"a duration of {_LONGEST_DAYS} days at most", code="duration")
     return float(seconds)
-
-
-# More often it would cost more than it tells.
-_SHORTEST_SAMPLES = 1.0
-
-
-def parse_samples(value: object) -> float:
-    """Return the seconds between two samples; 0 for False, which is never.
-
-    Raises:
-        Unfit: it is neither, or is shorter than a second.
-    """
-    if value is False:
-        return 0.0
-    expected = f"a duration of at least {format_duration(_SHORTEST_SAMPLES)}, or false"
-    return hinted(partial(parse_duration, least=_SHORTEST_SAMPLES), "", expected)(value)
 
 
 def _seconds(value: object) -> Decimal:
