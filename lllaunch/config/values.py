@@ -369,7 +369,7 @@ def count_gpus(
     """
     try:
         if pretended is None:
-            return driver.count_gpus(visible, nvml)
+            return len(driver.list_gpus(visible, nvml))
         return len(pretended_gpus(pretended, visible))
     except driver.GpusUnknown as unknown:
         raise Unfit(message=str(unknown), code="gpus") from unknown

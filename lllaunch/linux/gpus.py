@@ -44,20 +44,6 @@ class GpuUse(NamedTuple):
 _Device = int | str
 
 
-def count_gpus(visible: str | None, nvml: Nvml | None = None) -> int:
-    """Counts the GPUs that a process with this environment sees.
-
-    ``visible``: value of ``CUDA_VISIBLE_DEVICES``, None if it is not set.
-
-    Raises:
-        GpusUnknown: there is no driver, or it fails.
-    """
-    if visible is not None and not visible.strip():
-        return 0
-    with asking(nvml) as driver:
-        return len(_visible(visible, driver))
-
-
 def list_gpus(visible: str | None, nvml: Nvml | None = None) -> tuple[Gpu, ...]:
     """Lists the GPUs that a process with this environment sees, in its order.
 

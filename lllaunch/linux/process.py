@@ -34,14 +34,6 @@ class HasFileno(Protocol):
         ...
 
 
-class _Timespec(ctypes.Structure):
-    _fields_ = (("tv_sec", ctypes.c_long), ("tv_nsec", ctypes.c_long))
-
-
-class _Itimerspec(ctypes.Structure):
-    _fields_ = (("it_interval", _Timespec), ("it_value", _Timespec))
-
-
 def _check(result: int, what: str) -> int:
     if result < 0:
         code = ctypes.get_errno()
@@ -192,11 +184,10 @@ class Alarm:
 
     def set(self, seconds: float | None) -> None:
         """Fire once, ``seconds`` from now (at least a microsecond); None disarms."""
-        spec = _Itimerspec()
-        if seconds is not None:
-            nanoseconds = max(1000, int(seconds * 1e9))
-            spec.it_value.tv_sec, spec.it_value.tv_nsec = divmod(nanoseconds, 10**9)
-        _check(_libc.timerfd_settime(self._fd, 0, ctypes.byref(spec), None), "timerfd_settime")
+        nanoseconds = 0 if seconds is None else max(1000, int(seconds * 1e9))
+        # struct itimerspec: seconds and nanoseconds, of the interval and of the first time
+        spec = struct.pack("4l", 0, 0, *divmod(nanoseconds, 10**9))
+        _check(_libc.timerfd_settime(self._fd, 0, spec, None), "timerfd_settime")
 
     def clear(self) -> bool:
         """Make it unreadable again; whether it had fired."""

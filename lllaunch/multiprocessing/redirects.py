@@ -7,13 +7,14 @@ makes sure that Python's ``sys.stdout`` follows, also where it is no file (a not
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import io
 import os
 import sys
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
+
+from lllaunch.linux.process import flush_c_streams, hold_standard_fds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,18 +42,17 @@ def redirect(std: str, to_file: str) -> Iterator[None]:
         raise ValueError(f"unknown standard stream {std!r}: expected 'stdout' or 'stderr'")
     target, stream = _DESCRIPTORS[std], getattr(sys, std)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
-    descriptor = os.open(to_file, flags, 0o666)
+    # where one is closed, its number would be the next that is given out
+    hold_standard_fds()
     with contextlib.ExitStack() as stack:
-        # Where a standard stream is closed, its number is the next that is given out.
-        opened = _duplicate(descriptor)
-        os.close(descriptor)
-        assert opened is not None
+        opened = os.open(to_file, flags, 0o666)
         stack.callback(os.close, opened)
-        saved = _duplicate(target)
+        saved = os.dup(target)
+        stack.callback(os.close, saved)
         with contextlib.suppress(OSError, ValueError):
             _flush(std)
         os.dup2(opened, target)
-        stack.callback(_restore, saved, target)
+        stack.callback(os.dup2, saved, target)
         if not _writes_to(stream, target):
             replacement = io.TextIOWrapper(
                 io.FileIO(target, "w", closefd=False),
@@ -91,27 +91,7 @@ def _writes_to(stream: object, descriptor: int) -> bool:
 
 
 def _flush(std: str) -> None:
-    import ctypes  # noqa: PLC0415 - only redirecting processes need it, and it is slow to import
-
     stream = getattr(sys, std)
     if stream is not None and not getattr(stream, "closed", False):
         stream.flush()
-    ctypes.CDLL(None).fflush(None)
-
-
-def _duplicate(descriptor: int) -> int | None:
-    """A copy of the descriptor beyond the standard three; None where it is closed."""
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return None
-    return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
-
-
-def _restore(saved: int | None, descriptor: int) -> None:
-    if saved is None:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-        return
-    os.dup2(saved, descriptor)
-    os.close(saved)
+    flush_c_streams()

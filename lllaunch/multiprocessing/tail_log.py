@@ -32,7 +32,7 @@ def tail_logfile(
         tail.stop()
 
 
-class TailLog:
+class TailLog(Follower):
     """Shows the lines of log files, each with a header, from `start` to `stop`.
 
     The files need not exist when it starts. All are followed by one thread, which sleeps until one
@@ -56,28 +56,10 @@ class TailLog:
         *,
         progbar_events: Mapping[str, Any] | None = None,
     ) -> None:
-        self._follower: Follower | None = None
-        self._stopped = False
-        if dst is None or not log_files:
+        super().__init__(f"TailLog_{name}")
+        if dst is None:
             return
-        self._follower = Follower(f"TailLog_{name}")
         for key, path in log_files.items():
             header = (log_line_prefixes or {}).get(key, f"[{name}{key}]:")
             shown = header.encode("utf-8", "surrogateescape")
-            self._follower.add(path, shown, dst, log_line_filter, progbar_events=progbar_events)
-
-    def start(self) -> TailLog:
-        """Begins to show lines; returns itself."""
-        if self._follower is not None:
-            self._follower.start()
-        return self
-
-    def stop(self) -> None:
-        """Shows what was written before this call, then ends; idempotent."""
-        if self._follower is not None:
-            self._follower.stop()
-        self._stopped = True
-
-    def stopped(self) -> bool:
-        """Whether `stop` has returned."""
-        return self._stopped
+            self.add(path, shown, dst, log_line_filter, progbar_events=progbar_events)

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TextIO, TypeAlias
 
 from lllaunch.errors import OutputError
 from lllaunch.files import open_file
@@ -666,7 +666,7 @@ class Follower:
             self._notify()
         shown.wait(seconds)
 
-    def start(self) -> Follower:
+    def start(self) -> Self:
         """Starts the thread; does nothing the second time.
 
         Raises:
