@@ -206,18 +206,18 @@ def start(request: SpawnRequest, around: ChildDefaults, others: Iterable[int]) -
     Raises:
         OSError: there is no room for another process, or pipe.
     """
-    read, write = os.pipe2(os.O_CLOEXEC)
+    report, write = os.pipe2(os.O_CLOEXEC)
     try:
         pid = os.fork()
     except OSError:
-        os.close(read)
+        os.close(report)
         raise
     else:
         if pid == 0:
             try:
-                become_worker(request, around, write, (read, *others))
+                become_worker(request, around, write, (report, *others))
             finally:
                 os._exit(127)
-        return pid, read
+        return pid, report
     finally:
         os.close(write)

@@ -4,9 +4,10 @@ A branch is a spawner like any other: it has a launcher and a connection of its 
 everything below it when that launcher ends, and adopts what its workers orphan. When it dies
 itself, the kernel gives the orphans to the spawner that it was forked from, which ends them.
 
-One thread, one loop, woken by four things: the launcher's socket, the launcher's end (a pidfd,
-since a forked child of the launcher may hold the other end of the socket open), SIGCHLD, and the
-report pipes of workers that are being started. See the essay in this package's ``__init__``.
+One thread, one loop, woken by three things: the launcher's socket, the launcher's end (a pidfd,
+since a forked child of the launcher may hold the other end of the socket open), and SIGCHLD. It
+waits until workers run before it does anything else, so a signal that is sent later finds their
+process groups and their dispositions. See the essay in this package's ``__init__``.
 
 A stopped spawner sees none of them. Its parent-death signal is SIGCONT, so that it sees its
 launcher's end all the same; a branch, whose parent is another spawner, gets it from that one.
@@ -26,8 +27,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
 from lllaunch.clock import since_boot_ns
@@ -41,6 +42,7 @@ from lllaunch.linux.process import (
     set_lineage,
     set_parent_death_signal,
     signal_group,
+    wait,
     wait_readable,
 )
 from lllaunch.spawner import forks
@@ -92,199 +94,6 @@ class Wakeups:
                 yield fd
 
 
-Send = Callable[..., None]
-"""Sends a message to the launcher, with a header and perhaps descriptors."""
-
-
-@dataclass
-class _Worker:
-    """A started process."""
-
-    request: SpawnRequest
-    pid: int
-    report: int  # read end of its report pipe, -1 once that is closed
-    failure: dict[str, Any] | None = None  # what it reported instead of starting
-    # signals that came before it ran. Until then it has neither its own process group nor its own
-    # dispositions, and would not get them.
-    early: list[int] = field(default_factory=list)
-
-
-class Workers:
-    """Those that live."""
-
-    def __init__(self, send: Send, wakeups: Wakeups) -> None:
-        self._send = send
-        self._wakeups = wakeups
-        self._workers: dict[int, _Worker] = {}
-
-    @property
-    def pids(self) -> Iterable[int]:
-        """Their process ids."""
-        return self._workers.keys()
-
-    @property
-    def reports(self) -> list[int]:
-        """The report pipes of those that have not started yet."""
-        return [worker.report for worker in self._workers.values() if worker.report >= 0]
-
-    def start(self, request: SpawnRequest, around: ChildDefaults, foreign: Iterable[int]) -> None:
-        """Start one; tells why if that cannot be.
-
-        ``foreign``: descriptors that are not this one's.
-        """
-        try:
-            pid, report = start(request, around, foreign)
-        except OSError as error:
-            self.refuse(request.key, error)
-            return
-        self._workers[pid] = _Worker(request, pid, report)
-        self._wakeups.add(report)
-
-    def refuse(self, key: int, error: OSError) -> None:
-        """Tell that a worker cannot be started, and why."""
-        header = {"event": "StartFailed", "key": key, "time_ns": since_boot_ns()}
-        self._send(header | failure_of(error))
-
-    def read_report(self, fd: int) -> None:
-        """A report pipe is readable."""
-        for worker in self._workers.values():
-            if worker.report == fd:
-                self._settle_start(worker)
-                return
-
-    def _settle_start(self, worker: _Worker, *, reaped: bool = False) -> None:
-        """The report pipe closed (it runs, or ran until it was reaped) or holds a failure."""
-        with os.fdopen(worker.report, "rb") as pipe:
-            self._wakeups.remove(worker.report)
-            text = pipe.read()
-        worker.report = -1
-        if text:
-            worker.failure = json.loads(text)
-            return
-        pidfd = None
-        if not reaped:  # else its number may be another's
-            for signum in worker.early:
-                signal_group(worker.pid, signum)
-            with contextlib.suppress(OSError):  # no descriptor is left
-                pidfd = open_pidfd(worker.pid)
-        header = {"event": "Started", "key": worker.request.key, "pid": worker.pid}
-        self._send(header | {"time_ns": since_boot_ns()}, (pidfd,) if pidfd is not None else ())
-        if pidfd is not None:
-            os.close(pidfd)
-
-    def reaped(self, pid: int, status: int, usage: resource.struct_rusage) -> bool:
-        """Tell of a child that was waited for; False if it is no worker."""
-        now = since_boot_ns()
-        worker = self._workers.pop(pid, None)
-        if worker is None:
-            return False
-        if worker.report >= 0:
-            self._settle_start(worker, reaped=True)
-        header = {"key": worker.request.key, "time_ns": now}
-        if worker.failure is not None:
-            self._send({"event": "StartFailed"} | header | worker.failure)
-            return True
-        self._send(
-            {
-                "event": "Exited",
-                "pid": pid,
-                "exitcode": os.waitstatus_to_exitcode(status),
-                "core_dumped": os.WCOREDUMP(status),
-                "max_rss": usage.ru_maxrss * 1024,
-                "cpu_seconds": usage.ru_utime + usage.ru_stime,
-            }
-            | header
-        )
-        return True
-
-    def signal(self, keys: list[int], signum: int) -> None:
-        """Send a signal to the process groups of some."""
-        # Workers are only reaped by this thread, between two calls: the numbers are still theirs.
-        for worker in self._workers.values():
-            if worker.request.key in keys and worker.report >= 0:
-                worker.early.append(signum)
-            elif worker.request.key in keys:
-                signal_group(worker.pid, signum)
-
-    def notify(self, keys: list[int], signum: int) -> None:
-        """Send a signal to those of some that run, and to nothing else of their groups."""
-        for worker in list(self._workers.values()):
-            if worker.request.key in keys:
-                # it may have written something by now that made somebody ask for the signal
-                if worker.report >= 0 and wait_readable(worker.report, 0):
-                    self._settle_start(worker)
-                if worker.report < 0 and worker.failure is None:
-                    with contextlib.suppress(PermissionError):  # it changed its user
-                        os.kill(worker.pid, signum)
-
-    def kill(self, keys: list[int]) -> None:
-        """SIGKILL some, and all that descends from them."""
-        chosen = [worker.pid for worker in self._workers.values() if worker.request.key in keys]
-        kill_below(chosen)
-        for pid in chosen:
-            # Neither has been waited for, so the numbers are theirs. One that was forked a moment
-            # ago may not lead its group yet; one that changed its user may not be ours to kill.
-            signal_group(pid, signal.SIGKILL)
-            with contextlib.suppress(PermissionError):
-                os.kill(pid, signal.SIGKILL)
-
-
-class Branches:
-    """The branches of one spawner."""
-
-    def __init__(self, wakeups: Wakeups) -> None:
-        self._wakeups = wakeups
-        # The pidfd of the launcher of each.
-        self._launchers: dict[int, int] = {}
-        # Ends what one that has ended may have left behind.
-        self._cleanup: OrphanCleanup | None = None
-
-    @property
-    def pids(self) -> Iterable[int]:
-        """Process ids of those that live."""
-        return self._launchers.keys()
-
-    @property
-    def launchers(self) -> Iterable[int]:
-        """The pidfds of their launchers."""
-        return self._launchers.values()
-
-    def add(self, pid: int, launcher: int) -> None:
-        """Take note of a new one.
-
-        ``launcher``: pidfd of its launcher; closed in the end.
-        """
-        self._launchers[pid] = launcher
-        self._wakeups.add(launcher)
-
-    def launcher_ended(self, fd: int) -> None:
-        """A pidfd is readable: let its branch, if it was stopped, see that as well."""
-        for pid, launcher in self._launchers.items():
-            if launcher == fd:
-                self._wakeups.remove(fd)
-                os.kill(pid, signal.SIGCONT)  # a child that has not been waited for
-                return
-
-    def ended(self, pid: int) -> None:
-        """Take note of a child that was reaped and is no worker."""
-        launcher = self._launchers.pop(pid, None)
-        if launcher is not None:
-            self._wakeups.remove(launcher)
-            os.close(launcher)
-            self._cleanup = OrphanCleanup(settle=0.0)
-
-    def next_in(self) -> float | None:
-        """Return in how many seconds `end_strays` is to be called; None if it need not be."""
-        return None if self._cleanup is None else self._cleanup.next_in()
-
-    def end_strays(self, orphans: Callable[[], list[int]]) -> None:
-        """Kill what ended branches left behind; to be called again until nothing is left."""
-        # What is below them comes here when they have died.
-        with contextlib.suppress(OSError):  # no descriptor is left: they are looked for again
-            if self._cleanup is not None and self._cleanup.go_on(orphans()):
-                self._cleanup = None
-
-
 # What does not end although it was killed, and whose launcher is gone, is left after this long.
 _GIVE_UP_SECONDS = 60.0
 # How long branches get to end by themselves when this spawner ends.
@@ -308,9 +117,13 @@ class Server:
         self._ignored = ignored
         self._channel = Channel(sock)
         self._wakeups = Wakeups(self._channel.fileno(), launcher)
-        self._workers = Workers(self._send, self._wakeups)
-        self._branches = Branches(self._wakeups)
+        # forked, and perhaps not running yet: process id, number of the order, report pipe
+        self._starting: list[tuple[int, int, int]] = []
+        self._workers: dict[int, int] = {}  # the numbers of their orders, by process id
+        self._branches: dict[int, int] = {}  # the pidfds of their launchers, by process id
         self._cleanup: OrphanCleanup | None = None
+        # Ends what a branch that has ended may have left behind.
+        self._strays: OrphanCleanup | None = None
         self._around: ChildDefaults | None = None
         self._preloaded = preloaded or Preloaded()
         self._inbox: list[Message] = []
@@ -326,32 +139,45 @@ class Server:
             for fd in self._wakeups.wait(self._timeout()):
                 if fd == self._wakeups.launcher:
                     self._end()
-                self._workers.read_report(fd)
-                self._branches.launcher_ended(fd)
+                for pid, launcher in self._branches.items():
+                    if launcher == fd:
+                        # let the branch, if it was stopped, see that as well
+                        self._wakeups.remove(fd)
+                        os.kill(pid, signal.SIGCONT)  # a child that has not been waited for
             self._reap()
             self._inbox += self._channel.receive()
             while self._inbox:
-                self._handle(self._inbox.pop(0))
+                message = self._inbox.pop(0)
+                if message.header["op"] != "spawn":
+                    self._await_starts()
+                self._handle(message)
+            self._await_starts()
             if self._channel.closed:
                 self._end()
-            self._continue_cleanup()
-            self._branches.end_strays(self._orphans)
+            self._clean_up()
 
     def _timeout(self) -> int | None:
-        cleanup = None if self._cleanup is None else self._cleanup.next_in()
-        waits = [wait for wait in (cleanup, self._branches.next_in()) if wait is not None]
+        cleanups = (self._cleanup, self._strays)
+        waits = [cleanup.next_in() for cleanup in cleanups if cleanup is not None]
         return math.ceil(min(waits) * 1000) if waits else None
 
     def _handle(self, message: Message) -> None:
         header = message.header
         match header["op"]:
             case "signal":
-                self._workers.signal(header["keys"], header["signum"])
+                # Workers are only reaped by this thread: the numbers are still theirs.
+                for pid in self._pids(header["keys"]):
+                    signal_group(pid, header["signum"])
                 self._send({"event": "done", "command": header["command"]})
             case "notify":
-                self._workers.notify(header["keys"], header["signum"])
+                for pid in self._pids(header["keys"]):
+                    with contextlib.suppress(PermissionError):  # it changed its user
+                        os.kill(pid, header["signum"])
             case "kill":
-                self._workers.kill(header["keys"])
+                chosen = self._pids(header["keys"])
+                kill_below(chosen)
+                for pid in chosen:
+                    signal_group(pid, signal.SIGKILL)
                 with contextlib.suppress(OSError):  # no descriptor is left
                     kill_below(self._orphans(), itself=True)
                 self._send({"event": "done", "command": header["command"]})
@@ -364,6 +190,10 @@ class Server:
                 self._held = [*message.fds]
             case operation:
                 self._OPERATIONS[operation](self, message)
+
+    def _pids(self, keys: list[int]) -> list[int]:
+        """Return the process ids of those of some workers that live."""
+        return [pid for pid, key in self._workers.items() if key in keys]
 
     def _end_cleanup(self, _: Message) -> None:
         """Let what a cleanup cannot end be: later workers shall not be ended for it, nor wait."""
@@ -426,14 +256,47 @@ class Server:
         pause(self._preloaded.runtimes)
         if message.lost:
             error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            self._workers.refuse(message.header["key"], error)
+            self._refuse(message.header["key"], failure_of(error))
         else:
-            self._workers.start(self._request(message), self._around, self._foreign_fds())
+            self._start(message, self._around)
         for fd in message.fds:
             os.close(fd)
         if self._around.calls and not self._calls_left:
             # Whoever waits for the end of a pipe of the caller's would wait for this process, too.
             _close_inherited({*self._wakeups.private, *self._foreign_fds()})
+
+    def _start(self, message: Message, around: ChildDefaults) -> None:
+        try:
+            pid, report = start(self._request(message), around, self._foreign_fds())
+        except OSError as error:
+            self._refuse(message.header["key"], failure_of(error))
+        else:
+            self._starting.append((pid, message.header["key"], report))
+
+    def _await_starts(self) -> None:
+        """Wait until those that were forked run, or have said why they cannot; tell that."""
+        while self._starting:
+            pid, key, report = self._starting[0]
+            ready = wait((report, self._wakeups.launcher))
+            text = os.read(report, 1 << 16) if report in ready else b""
+            os.close(report)
+            del self._starting[0]
+            if text:
+                os.waitpid(pid, 0)
+                self._refuse(key, json.loads(text))
+                continue
+            self._workers[pid] = key
+            pidfd = None
+            with contextlib.suppress(OSError):  # no descriptor is left
+                pidfd = open_pidfd(pid)
+            header = {"event": "Started", "key": key, "pid": pid, "time_ns": since_boot_ns()}
+            self._send(header, () if pidfd is None else (pidfd,))
+            if pidfd is not None:
+                os.close(pidfd)
+
+    def _refuse(self, key: int, failure: dict[str, Any]) -> None:
+        """Tell that a worker cannot be started, and why."""
+        self._send({"event": "StartFailed", "key": key, "time_ns": since_boot_ns()} | failure)
 
     def _request(self, message: Message) -> SpawnRequest:
         request: SpawnRequest = pickle.loads(message.payload)  # noqa: S301 - the launcher's own
@@ -448,10 +311,10 @@ class Server:
         return request
 
     def _foreign_fds(self) -> list[int]:
-        """Descriptors of workers' that happen to be open here now."""
+        """Descriptors of others' that happen to be open here now."""
         arrived = [fd for message in self._inbox for fd in message.fds]
-        own = [*self._workers.reports, *self._branches.launchers]
-        return [*own, *arrived, *self._held]
+        reports = [report for _, _, report in self._starting]
+        return [*self._branches.values(), *reports, *arrived, *self._held]
 
     def _branch(self, message: Message) -> None:
         """Fork another spawner, which has all that this one has imported, for another launcher."""
@@ -468,7 +331,8 @@ class Server:
         if pid == 0:
             self._become_branch(sock, launcher, self._around)
         os.close(sock)
-        self._branches.add(pid, launcher)
+        self._branches[pid] = launcher
+        self._wakeups.add(launcher)
 
     def _become_branch(self, sock: int, launcher: int, around: ChildDefaults) -> NoReturn:
         try:
@@ -520,24 +384,40 @@ class Server:
             if pid == 0:
                 return
             self._spared.discard(pid)
-            if not self._workers.reaped(pid, status, usage):
-                self._branches.ended(pid)
+            key, launcher = self._workers.pop(pid, None), self._branches.pop(pid, None)
+            if key is not None:
+                self._send(
+                    {
+                        "event": "Exited",
+                        "key": key,
+                        "pid": pid,
+                        "exitcode": os.waitstatus_to_exitcode(status),
+                        "time_ns": since_boot_ns(),
+                        "core_dumped": os.WCOREDUMP(status),
+                        "max_rss": usage.ru_maxrss * 1024,
+                        "cpu_seconds": usage.ru_utime + usage.ru_stime,
+                    }
+                )
+            if launcher is not None:
+                self._wakeups.remove(launcher)
+                os.close(launcher)
+                self._strays = OrphanCleanup(settle=0.0)
 
     def _orphans(self) -> list[int]:
         """Children that are no workers: what workers left behind."""
-        known = self._spared.union(self._workers.pids, self._branches.pids)
+        known = self._spared.union(self._workers, self._branches)
         return [pid for pid in proc.children(os.getpid()) if pid not in known]
 
-    def _continue_cleanup(self) -> None:
-        try:
-            nothing_is_left = self._cleanup is not None and self._cleanup.go_on(self._orphans())
-        except OSError:  # no descriptor is left: they are looked for again
-            return
-        if nothing_is_left:
-            assert self._cleanup is not None
-            found = {"cleanup": self._cleanup.number, "orphans": self._cleanup.orphans()}
-            self._send({"event": "OrphansGone"} | found)
-            self._cleanup = None
+    def _clean_up(self) -> None:
+        """Take the next step of the cleanups, if there are any."""
+        with contextlib.suppress(OSError):  # no descriptor is left: they are looked for again
+            if self._cleanup is not None and self._cleanup.go_on(self._orphans()):
+                found = {"cleanup": self._cleanup.number, "orphans": self._cleanup.orphans()}
+                self._cleanup = None
+                self._send({"event": "OrphansGone"} | found)
+            # What is below them comes here when they have died.
+            if self._strays is not None and self._strays.go_on(self._orphans()):
+                self._strays = None
 
     def _end(self) -> NoReturn:
         """Kill all that descends from this process, wait until nothing is left, exit.
@@ -552,7 +432,7 @@ class Server:
                     pass
             except ChildProcessError:
                 os._exit(0)
-            spared = self._branches.pids if time.monotonic() < patient_until else ()
+            spared = self._branches if time.monotonic() < patient_until else ()
             with contextlib.suppress(OSError):  # no descriptor is left
                 others = [pid for pid in proc.children(os.getpid()) if pid not in spared]
                 pauses.note([process.pid for process in kill_below(others, itself=True)])

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import signal
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-import lllaunch.spawner.server
 from lllaunch.errors import OutputError
 from lllaunch.linux import proc
 from lllaunch.linux.process import signal_group
@@ -24,8 +21,6 @@ from lllaunch.spawner.forks import fork
 from lllaunch.spawner.orphans import Pauses, end_adopted, signal_process
 from lllaunch.spawner.preloading import canary
 from lllaunch.spawner.private_names import forget_finalizers_of
-from lllaunch.spawner.protocol import Program, SpawnRequest
-from lllaunch.spawner.server import Wakeups, Workers, _Worker
 from lllaunch.spawner.values import RETURN_FILE, save_return_value
 from lllaunch.testing import FakeClock
 
@@ -54,44 +49,6 @@ def test_rounds_of_killing_become_rare_while_nothing_new_appears(clock: FakeCloc
     pauses.note([2, 3])
     assert pauses.seconds == first
     assert pauses.changed == clock.now
-
-
-@pytest.fixture
-def wakeups() -> Iterator[Wakeups]:
-    before = signal.getsignal(signal.SIGCHLD)
-    read, write = os.pipe()
-    found = Wakeups(read, read)
-    yield found
-    for fd in {*found.private, write}:
-        os.close(fd)
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, before)
-
-
-def test_the_number_of_a_worker_that_was_reaped_is_not_signalled(
-    wakeups: Wakeups, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    signalled: list[int] = []
-    monkeypatch.setattr(
-        lllaunch.spawner.server, "signal_group", lambda pid, _: signalled.append(pid)
-    )
-    sent: list[dict[str, Any]] = []
-    fds: list[int] = []
-
-    def send(header: dict[str, Any], given: tuple[int, ...] = ()) -> None:
-        sent.append(header)
-        fds.extend(given)
-
-    workers = Workers(send, wakeups)
-    report, write = os.pipe()
-    os.close(write)
-    order = SpawnRequest(7, Program("true"), "/", {})
-    # this process's own number stands for one that was given to another
-    workers._workers[os.getpid()] = _Worker(order, os.getpid(), report, early=[signal.SIGTERM])
-    workers.reaped(os.getpid(), 0, resource.getrusage(resource.RUSAGE_CHILDREN))
-    assert [header["event"] for header in sent] == ["Started", "Exited"]
-    assert signalled == []
-    assert fds == []
 
 
 def test_what_belongs_to_another_user_is_left_and_ends_nothing(
