@@ -30,7 +30,7 @@ from lllaunch.files import open_file
 from lllaunch.results.index import remember
 from lllaunch.results.queue import BatchQueue, queue_text
 from lllaunch.results.store import entry_now, locate, read_overrides, read_run
-from lllaunch.run.directory import PLAN, SUBMISSION
+from lllaunch.run.directory import LOCK_NAME, PLAN, SUBMISSION
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.run.result import KilledBySignal, NodeGone, RunResult, known_result
 from lllaunch.run.snapshot import Snapshot, free_place, hold, let_go, remove, take
@@ -361,6 +361,9 @@ def run_in_job(
     finally:
         if isinstance(account.last, BatchEnded):
             _let_go(batch, submission)
+            # one file less for each job: nobody holds it any more, and the next one makes it
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(directory, LOCK_NAME))
     return code
 
 

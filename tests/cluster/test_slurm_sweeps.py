@@ -270,6 +270,10 @@ def test_each_job_may_ask_for_something_else(slurm: Slurm, sweeps: Sweeps) -> No
     assert [slurm.facts(each).get("Comment") for each in sweeps.submitted()] == [None, "other"]
     assert sweeps.values() == {0: 10, 1: 20, 2: 10, 3: 20}
     assert sweeps.starts() == dict.fromkeys(range(4), 1)
+    # three of Hydra's, two streams and a value of the worker, and six of the run
+    files = [each for each in (sweeps.sweep / "0").rglob("*") if each.is_file()]
+    assert len({each.resolve() for each in files}) <= 12, files
+    assert not [*sweeps.sweep.glob("submitted/*/*.log")]
 
 
 # Packs

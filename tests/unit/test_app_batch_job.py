@@ -125,11 +125,13 @@ def test_a_node_that_a_signal_has_ended_is_not_lost(
 
 def test_a_job_that_ends_well_asks_slurm_nothing(fake: FakeSlurm, tmp_path: Path) -> None:
     def succeeds(batch: BatchJob, _: Submission) -> int:
+        (tmp_path / ".lllaunch.lock").touch()
         batch.ran, batch.outcome = True, RunResult("succeeded", 0, batch.directory)
         return 0
 
     assert run_in_job(str(tmp_path), "7", Submission("7", str(tmp_path)), succeeds) == 0
     assert fake.told == []
+    assert [path.name for path in tmp_path.iterdir()] == ["submission.jsonl"]
 
 
 def test_what_slurm_does_not_put_back_is_over(fake: FakeSlurm, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from lllaunch.run.result import RunResult
     from lllaunch.run.snapshot import Snapshot
     from lllaunch.spawner.client import Spawner
-    from lllaunch.spec import LaunchSpec
+    from lllaunch.spec import Cluster, LaunchSpec
     from lllaunch.sweep.machine import SweepMachine
     from lllaunch.sweep.pool import Lease
 
@@ -139,6 +139,8 @@ class SweepJobs:
     _environ: Mapping[str, str]
     build: Build | None = None
     _reported: Reported = field(default_factory=Reported)
+    # where they go, as the first says; None for this machine
+    cluster: Cluster | None = None
     # hash of the plan of each job of a locked sweep, when it was tried beforehand
     admitted: Mapping[str, str] = field(default_factory=dict)
     # of the code that the jobs run on this machine; None for what it is then

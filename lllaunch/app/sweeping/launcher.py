@@ -293,7 +293,7 @@ class HydraSweep:
             # only of what goes to a cluster
             from lllaunch.app.sweeping.submitted import SlurmExecutor  # noqa: PLC0415
 
-            given = (session, jobs.composer, policy, batch, prepare, self._review, console.note)
+            given = (session, jobs, policy, batch, prepare, self._review, console.note)
             executor = SlurmExecutor(*given, self.at_once)
             # of the cluster: it limits what runs at the same time
             policy = policy._replace(max_parallel=None)

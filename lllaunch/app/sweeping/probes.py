@@ -156,7 +156,7 @@ def probe(
         why = never_fits(answer.need, room) if spec.cluster is None else ""
         if why:
             return Broken(int(ExitCode.CONFIG), why)
-        return structs.replace(answer, payload=plan_hash(spec) if locked else "")
+        return structs.replace(answer, payload=(plan_hash(spec) if locked else "", spec.cluster))
 
     # a process has its own imports to make: not for a few jobs
     processes = min(len(os.sched_getaffinity(0)), 1 + len(chosen) // _SHARE)
@@ -169,13 +169,15 @@ def probe(
         raise SweepRefused(faults)
     if locked:
         jobs.admitted = {
-            job_name(overrides[index]): each.payload
+            job_name(overrides[index]): each.payload[0]
             for index, each in found.items()
             if isinstance(each, Prepared)
         }
     one = found.get(0)
-    if isinstance(one, Prepared) and one.warm is not None and not jobs.composer.for_cluster:
-        spawners.start(one.warm)
+    if isinstance(one, Prepared):
+        jobs.cluster = one.payload[1]
+        if one.warm is not None and jobs.cluster is None:
+            spawners.start(one.warm)
 
 
 def compared(

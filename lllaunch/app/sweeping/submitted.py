@@ -61,7 +61,8 @@ from lllaunch.text import duration
 from lllaunch.words import counted
 
 if TYPE_CHECKING:
-    from lllaunch.app.sweeping.composing import Composer, JobConfig
+    from lllaunch.app.sweeping.composing import JobConfig
+    from lllaunch.app.sweeping.jobs import SweepJobs
     from lllaunch.cluster.slurm import QueuedJob
     from lllaunch.sweep.protocol import Answer
     from lllaunch.sweep.schedule import SweepPolicy
@@ -118,7 +119,7 @@ class SlurmExecutor(Executor):
     queues = True
 
     _session: SweepSession
-    _composer: Composer
+    _jobs: SweepJobs
     _policy: SweepPolicy
     _batch: Batch
     # composes a job, in a fork; and what of that counts
@@ -293,24 +294,23 @@ class SlurmExecutor(Executor):
 
     def _compose_all(self, all_numbers: Sequence[int]) -> dict[int, Prepared]:
         """Make the directories of the jobs ready that are not in the queue."""
-        with contextlib.closing(map_in_forks(self._cluster_of, all_numbers[:1], 1)) as answers:
-            first = next(answers)
-        self._heed()
-        if first is not None:
-            self._longest_pause = first.poll_s
-            # a sweeper that asks for one batch after another wants to know what became of each, and
-            # what waits for a user's own app takes its end for that of the jobs, as with submitit
-            stays = self._composer.users_own or not self._at_once
-            self._detached = first.detach is True if stays else not follows(first)
+        first = self._jobs.cluster
+        # it was tried whether the first one can run
+        assert first is not None
+        self._longest_pause = first.poll_s
+        # a sweeper that asks for one batch after another wants to know what became of each, and
+        # what waits for a user's own app takes its end for that of the jobs, as with submitit
+        stays = self._jobs.composer.users_own or not self._at_once
+        self._detached = first.detach is True if stays else not follows(first)
         numbers = [number for number in all_numbers if number not in self._in_queue]
         if not numbers:
             return {}
         with naming(self._session.path):
             # from now on this is a sweep of a cluster for whoever finds it
             os.makedirs(os.path.join(self._session.path, ARRAYS), exist_ok=True)
-        if first is not None and first.snapshot != "none":
-            place, cwd = free_place(self._session.path), self._composer.master.hydra.runtime.cwd
-            self._snapshot = take(str(cwd), place, os.environ, self._say)
+        if first.snapshot != "none":
+            cwd = str(self._jobs.composer.master.hydra.runtime.cwd)
+            self._snapshot = take(cwd, free_place(self._session.path), os.environ, self._say)
             if self._snapshot is not None and first.snapshot == "temporary":
                 # as long as jobs are to be submitted
                 self._hold(self._snapshot, [_HOLDER])
@@ -348,11 +348,6 @@ class SlurmExecutor(Executor):
             if unused:
                 remove(self._snapshot)
 
-    def _cluster_of(self, number: int) -> Cluster | None:
-        """In a fork: where a job goes, None if it cannot run."""
-        answer = self._prepare(number)
-        return None if isinstance(answer, Broken) else answer.payload.spec.cluster
-
     def _make_ready(self, number: int) -> Answer:
         """In a fork: compose a job, and write what its batch job needs; return its cluster, too."""
         answer = self._prepare(number)
@@ -373,8 +368,10 @@ class SlurmExecutor(Executor):
             with naming(spec.output_dir):
                 os.makedirs(spec.output_dir, exist_ok=True)
             _write_hydra(config)
-            with naming_launchers(config.whole, users_own=self._composer.users_own):
-                make_ready(spec, config.own(), self._composer.user, self._snapshot, spec.output_dir)
+            with naming_launchers(config.whole, users_own=self._jobs.composer.users_own):
+                make_ready(
+                    spec, config.own(), self._jobs.composer.user, self._snapshot, spec.output_dir
+                )
         except LaunchError as error:
             return Broken(error.exit_code, str(error), answer.overrides)
         return structs.replace(answer, payload=cluster, need=Need(), warm=None)
@@ -470,7 +467,7 @@ class SlurmExecutor(Executor):
             command=command_of("--array", directory),
             directory=directory,
             output=os.path.join(directory, OUTPUT),
-            name=str(self._composer.master.hydra.job.name),
+            name=str(self._jobs.composer.master.hydra.job.name),
             array=(len(array.tasks), self._parallel(cluster)),
             retries=any(self._policy.retries),
         )
