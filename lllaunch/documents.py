@@ -7,6 +7,7 @@ $.exit_code``.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import functools
@@ -101,20 +102,12 @@ def read_json(path: str) -> dict[str, Any] | None:
         return None
 
 
-def last_record(path: str, window: int) -> dict[str, Any] | None:
-    """Return the last whole line of a file of JSON lines that is an object, None without one.
-
-    ``window``: how many bytes at its end are looked at.
-    """
-
-    def read(line: bytes) -> dict[str, Any] | None:
-        try:
-            record = _loads(line)
-        except (ValueError, RecursionError):
-            return None
+def as_object(line: bytes) -> dict[str, Any] | None:
+    """Return the JSON object that a line holds, None if it is torn or holds something else."""
+    with contextlib.suppress(ValueError, RecursionError):
+        record = _loads(line)
         return record if isinstance(record, dict) else None
-
-    return last_line(path, window, read)
+    return None
 
 
 def last_line(path: str, window: int, read: Callable[[bytes], T | None]) -> T | None:

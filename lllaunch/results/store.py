@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from msgspec import structs
 
-from lllaunch.documents import Plain, isoformat, last_line, last_record, load_json
+from lllaunch.documents import Plain, as_object, isoformat, last_line, load_json
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import own_file, read_text
@@ -108,7 +108,7 @@ def _from_yaml(text: str) -> tuple[str, ...]:
 
 def last_event(directory: str) -> dict[str, Any] | None:
     """Returns the last whole line of a run's events.jsonl, None if there is none."""
-    return last_record(os.path.join(directory, EVENTS), _TAIL)
+    return last_line(os.path.join(directory, EVENTS), _TAIL, as_object)
 
 
 _OF_A_RUN = frozenset({LOCK_NAME, EVENTS, PLAN, RESULT})

@@ -151,7 +151,5 @@ def is_below(path: str, directory: str) -> bool:
 
 def relative_path(path: str, cwd: str) -> str:
     """Returns a path relative to a directory if it is that or below it, else as it is. Pure."""
-    whole, top = os.path.normpath(os.path.join(cwd, path)), cwd.rstrip("/")
-    if whole == top:
-        return os.curdir
-    return whole[len(top) + 1 :] if whole.startswith(f"{top}/") else path
+    whole = os.path.normpath(os.path.join(cwd, path))
+    return os.path.relpath(whole, cwd) if is_below(whole, cwd) else path

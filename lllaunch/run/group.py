@@ -241,7 +241,8 @@ class RunGroup:
             return None
         finally:
             supervisor.close(polite)
-            self._let_port_go()
+            if self._port is not None:
+                self._port.close()
         broken = self.observer.broken
         if broken is not None and end.signum is None:
             raise PreloadFailed(broken.module, broken.reason, broken.traceback)
@@ -386,7 +387,8 @@ class RunGroup:
             base, role_base = place.share.base_rank, place.share.base_role_rank
         else:
             # A new one per attempt: sockets of the last may linger.
-            self._let_port_go()
+            if self._port is not None:
+                self._port.close()
             served = store.available()
             self._port = HeldPort(listens=served)
             common = {
@@ -422,12 +424,6 @@ class RunGroup:
         # Two looks of another node, which has the same limits.
         valid = 2 * look_interval(seconds) + 2.0
         return self.nodes.are_all_idle(name, valid)
-
-    def _let_port_go(self) -> None:
-        """Let go of the port that is held for the store; idempotent."""
-        if self._port is not None:
-            self._port.close()
-            self._port = None
 
 
 def _header(
@@ -514,16 +510,11 @@ def _context_before(spec: LaunchSpec, rank: int) -> WorkerContext:
     return WorkerContext(
         local_rank=rank,
         rank=rank,
-        group_rank=0,
         role_rank=rank,
         role_name=spec.role,
         local_world_size=size,
         world_size=size,
-        group_world_size=1,
         role_world_size=size,
-        master_addr="",
-        master_port=0,
-        restart_count=0,
         max_restarts=spec.max_restarts,
         run_id=spec.run_id,
     )

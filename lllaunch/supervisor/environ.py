@@ -21,21 +21,21 @@ from lllaunch.macros import WORKER_NAMES
 LOOPBACK = "127.0.0.1"
 
 
-class WorkerContext(Struct, frozen=True):
+class WorkerContext(Struct, frozen=True, kw_only=True):
     """Where one worker stands in its group."""
 
     local_rank: int
     rank: int
-    group_rank: int
+    group_rank: int = 0
     role_rank: int
     role_name: str
     local_world_size: int
     world_size: int
-    group_world_size: int
+    group_world_size: int = 1
     role_world_size: int
-    master_addr: str
-    master_port: int
-    restart_count: int
+    master_addr: str = ""
+    master_port: int = 0
+    restart_count: int = 0
     max_restarts: int
     run_id: str
     attempt: int = 0

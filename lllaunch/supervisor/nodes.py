@@ -164,12 +164,7 @@ class NodeGroup:
             self._joined = False
         return self._link
 
-    def join(
-        self,
-        signals: SignalSource,
-        attempt: int,
-        restarts: int,
-    ) -> Place:
+    def join(self, signals: SignalSource, attempt: int, restarts: int) -> Place:
         """Meet the other nodes for an attempt.
 
         Raises:
@@ -514,13 +509,11 @@ class NodeGroup:
 
     def _take(self, news: object) -> list[Event]:
         match news:
-            case MembershipChanged():
-                return [news]
-            case GroupStacks():
-                self._stacks_until = None
-                return [news]
-            case BarrierPassed():
-                self._stop_listening()
+            case MembershipChanged() | GroupStacks() | BarrierPassed():
+                if isinstance(news, GroupStacks):
+                    self._stacks_until = None
+                elif isinstance(news, BarrierPassed):
+                    self._stop_listening()
                 return [news]
             case NodesAgreed():
                 return [self._agreed(news)]
@@ -567,12 +560,16 @@ class NodeGroup:
 
     def _enough_without(self, gone: list[int]) -> bool:
         assert self.place is not None
-        members = self.place.roster.members
         if self.place.size - len(gone) < self._nodes.min_nodes:
             return self.place.group_rank in gone and self._nodes.min_nodes < self._nodes.max_nodes
-        hosts = [members[rank] for rank in gone if members[rank] is not None]
-        holds_store = self._nodes.backend != "etcd-v2"
-        return not (holds_store and any(each.node_rank == 0 for each in hosts if each))
+        return self._store_host not in gone
+
+    @property
+    def _store_host(self) -> int:
+        """Group rank of the node that holds the store; -1 if none of them does."""
+        assert self.place is not None
+        members = () if self._nodes.backend == "etcd-v2" else self.place.roster.members
+        return next((r for r, each in enumerate(members) if each and each.node_rank == 0), -1)
 
     def _is_out_of_contact(self, watch: _Watch, now: float) -> bool:
         if now - watch.contact < self._patience:
@@ -587,9 +584,7 @@ class NodeGroup:
         """The store is gone, and with it the node that holds it."""
         place = self.place
         assert place is not None
-        members = place.roster.members
-        hosts = [r for r, m in enumerate(members) if m is not None and m.node_rank == 0]
-        host = hosts[0] if hosts and self._nodes.backend != "etcd-v2" else -1
+        host = self._store_host
         name = "the store of the rendezvous" if host < 0 else place.roster.name(host)
         self.lost[name] = text
         # What waits in vain for a machine that is cut off is left behind.
@@ -602,14 +597,6 @@ class NodeGroup:
         return [counted] if self._ending else [NodesAgreed("node", ended), counted]
 
     # The end
-
-    @property
-    def name(self) -> str:
-        """What this node is called."""
-        if self.place is not None:
-            return self.place.roster.name(self.place.group_rank)
-        rank = self._nodes.node_rank
-        return socket.gethostname() if rank is None else f"node {rank} ({socket.gethostname()})"
 
     def give_result(self, document: Mapping[str, Any]) -> None:
         """Leave what became of this node's part of the run, for node 0; waits for seconds."""
@@ -741,18 +728,13 @@ def _farthest(texts: Iterable[bytes]) -> AttemptProgress | None:
     said: list[AttemptProgress] = [each for each in told if each is not None]
     if not said:
         return None
+    changed = {each.checkpoint_changed for each in said}
     return AttemptProgress(
         max((each.step for each in said if each.step is not None), default=None),
-        _any(each.checkpoint_changed for each in said),
+        True if True in changed else None if None in changed else False,
         max(each.time_ns for each in said),
         any(each.ran for each in said),
     )
-
-
-def _any(answers: Iterable[bool | None]) -> bool | None:
-    """Whether one of the answers is yes; None if one of them is not known, and could be."""
-    known = {*answers}
-    return True if True in known else None if None in known else False
 
 
 def _judged(place: Place, texts: Mapping[int, bytes], finding: Finding) -> dict[str, Any]:

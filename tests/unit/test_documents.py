@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lllaunch.documents import last_record, load_json, read_json
+from lllaunch.documents import as_object, last_line, load_json, read_json
 from lllaunch.files import read_bytes, replace_file
 
 
@@ -33,8 +33,8 @@ def test_files_are_read_whole_or_not_at_all(tmp_path: Path) -> None:
         read_bytes(str(tmp_path / "fifo"))
     assert len(os.listdir("/proc/self/fd")) == before
     path.write_text('{"n": 1}\n{"n": 2}\n[3]\n{"n": 4')
-    assert last_record(str(path), 1024) == {"n": 2}
-    assert last_record(str(path), 12) is None
+    assert last_line(str(path), 1024, as_object) == {"n": 2}
+    assert last_line(str(path), 12, as_object) is None
 
 
 def test_of_a_small_file_no_more_is_asked_for(tmp_path: Path) -> None:
