@@ -95,10 +95,11 @@ class Logged(Record, frozen=True, tag=True):
     """An event or an action; both are written to events.jsonl."""
 
 
-# Events, beside those of `lllaunch.events`
+class OwnEvent(Logged, frozen=True):
+    """An event that the spawner does not tell: beside those of `lllaunch.events`."""
 
 
-class Begin(Logged, frozen=True):
+class Begin(OwnEvent, frozen=True):
     """The agent was asked to run."""
 
 
@@ -134,7 +135,7 @@ class GroupEnd(Logged, frozen=True):
     cause: str = ""  # name of the type of the failure's cause, or an empty string
 
 
-class AttemptProgress(Logged, frozen=True):
+class AttemptProgress(OwnEvent, frozen=True):
     """How far an attempt has come, when its workers have ended."""
 
     step: float | None  # the highest step that one of them has shown; None if none has
@@ -173,7 +174,7 @@ class GpuMemoryHeld(Logged, frozen=True):
     given_up: bool
 
 
-class GroupStarted(Logged, frozen=True):
+class GroupStarted(OwnEvent, frozen=True):
     """All workers of an attempt have been ordered, or its preflight."""
 
     ranks: frozenset[int]
@@ -186,7 +187,7 @@ class GroupStarted(Logged, frozen=True):
     attempt: int | None = None  # its number; None where nobody says
 
 
-class SignalReceived(Logged, frozen=True):
+class SignalReceived(OwnEvent, frozen=True):
     """A signal to the launcher."""
 
     signum: int
@@ -196,33 +197,33 @@ class SignalReceived(Logged, frozen=True):
     announced: int | None = None
 
 
-class StacksAsked(Logged, frozen=True):
+class StacksAsked(OwnEvent, frozen=True):
     """The user wants to see where the workers stand; nothing ends for it."""
 
     look: Asked
 
 
-class GraceExpired(Logged, frozen=True):
+class GraceExpired(OwnEvent, frozen=True):
     """The grace period is over."""
 
 
-class PreflightTimedOut(Logged, frozen=True):
+class PreflightTimedOut(OwnEvent, frozen=True):
     """The preflight has taken longer than it may."""
 
 
-class OrphansStuck(Logged, frozen=True):
+class OrphansStuck(OwnEvent, frozen=True):
     """Some of what the workers left behind does not end, long after it was killed."""
 
 
-class MembershipChanged(Logged, frozen=True):
+class MembershipChanged(OwnEvent, frozen=True):
     """Other nodes wait to join, or some left: the group must be formed anew."""
 
 
-class BarrierPassed(Logged, frozen=True):
+class BarrierPassed(OwnEvent, frozen=True):
     """The agents of all nodes are done, or were waited for long enough."""
 
 
-class NodesAgreed(Logged, frozen=True):
+class NodesAgreed(OwnEvent, frozen=True):
     """It was said why the attempt ends on all nodes; the first of them to say so is believed."""
 
     reason: Reason
@@ -237,7 +238,7 @@ class NodesAgreed(Logged, frozen=True):
         return self.ended.finding is not None
 
 
-class NodesCounted(Logged, frozen=True):
+class NodesCounted(OwnEvent, frozen=True):
     """All nodes have confirmed that the attempt ends, or are gone."""
 
     # what became of the first of those that are, None if all are there
@@ -248,7 +249,7 @@ class NodesCounted(Logged, frozen=True):
     progress: AttemptProgress | None = None
 
 
-class GroupStacks(Logged, frozen=True):
+class GroupStacks(OwnEvent, frozen=True):
     """Where the workers of all nodes stand is known, or was waited for long enough.
 
     All ranks are ranks among all workers.
@@ -260,11 +261,11 @@ class GroupStacks(Logged, frozen=True):
     nodes: tuple[tuple[int, str], ...] = ()
 
 
-class WorkersStuck(Logged, frozen=True):
+class WorkersStuck(OwnEvent, frozen=True):
     """Workers hang in the kernel. What they hold there would be missing in the next attempt too."""
 
 
-class WatchdogFired(Logged, frozen=True):
+class WatchdogFired(OwnEvent, frozen=True):
     """The watchdog found something."""
 
     finding: Finding
@@ -274,7 +275,7 @@ class WatchdogFired(Logged, frozen=True):
     ends: bool = True  # whether the group, or the run, must end for it; else it is only reported
 
 
-class StacksTaken(Logged, frozen=True):
+class StacksTaken(OwnEvent, frozen=True):
     """Where all workers stand has been written down, as far as it could be found out in time."""
 
     stacks: tuple[RankStack, ...]  # by local rank, in order
@@ -282,45 +283,22 @@ class StacksTaken(Logged, frozen=True):
     finding: Finding
 
 
-class PauseOver(Logged, frozen=True):
+class PauseOver(OwnEvent, frozen=True):
     """The wait before a restart is over."""
 
 
-class MonitorLost(Logged, frozen=True):
+class MonitorLost(OwnEvent, frozen=True):
     """What runs is no longer what was started."""
 
 
-Event = (
-    Begin
-    | GroupStarted
-    | Exited
-    | StartFailed
-    | SpawnerGone
-    | PreloadBroken
-    | SignalReceived
-    | StacksAsked
-    | GraceExpired
-    | PreflightTimedOut
-    | AttemptProgress
-    | OrphansGone
-    | OrphansStuck
-    | MembershipChanged
-    | BarrierPassed
-    | NodesAgreed
-    | NodesCounted
-    | GroupStacks
-    | WorkersStuck
-    | WatchdogFired
-    | StacksTaken
-    | PauseOver
-    | MonitorLost
-)
+Event = OwnEvent | Exited | StartFailed | SpawnerGone | PreloadBroken | OrphansGone
 
 
-# Actions
+class Action(Logged, frozen=True):
+    """What is to be done."""
 
 
-class StartWorkers(Logged, frozen=True):
+class StartWorkers(Action, frozen=True):
     """Rendezvous and start all workers; their preflight first, if they have one."""
 
     attempt: int  # number of the attempt, as its directory has it; grows at every start
@@ -332,22 +310,22 @@ class StartWorkers(Logged, frozen=True):
     history: RestartHistory | None = None  # of the attempts before; None if it does not matter
 
 
-class StartAfterPreflight(Logged, frozen=True):
+class StartAfterPreflight(Action, frozen=True):
     """Start the workers of the attempt whose preflight has succeeded."""
 
 
-class SignalWorkers(Logged, frozen=True):
+class SignalWorkers(Action, frozen=True):
     """Send a signal to all live workers."""
 
     signum: int
     reason: Reason
 
 
-class StartGrace(Logged, frozen=True):
+class StartGrace(Action, frozen=True):
     """Let the grace period begin; `GraceExpired` follows if workers still live after it."""
 
 
-class KillWorkers(Logged, frozen=True):
+class KillWorkers(Action, frozen=True):
     """SIGKILL all live workers and what descends from them."""
 
     # ``grace`` if the grace period is over, ``signal`` after a second signal, ``lost`` if the agent
@@ -355,14 +333,14 @@ class KillWorkers(Logged, frozen=True):
     why: Literal["grace", "signal", "lost"]
 
 
-class TakeStacks(Logged, frozen=True):
+class TakeStacks(Action, frozen=True):
     """Write down where the live workers stand; `StacksTaken` follows, within seconds."""
 
     ranks: frozenset[int]
     finding: Finding
 
 
-class SignalProcess(Logged, frozen=True):
+class SignalProcess(Action, frozen=True):
     """Send the signal that an expired timer asks for to the process that had set it."""
 
     rank: int  # local rank of the worker that the process is or descends from
@@ -370,28 +348,28 @@ class SignalProcess(Logged, frozen=True):
     signum: int
 
 
-class Pause(Logged, frozen=True):
+class Pause(Action, frozen=True):
     """Wait before the next attempt; `PauseOver` follows."""
 
     seconds: float
     restart: int | None = None
 
 
-class AbandonWorkers(Logged, frozen=True):
+class AbandonWorkers(Action, frozen=True):
     """Wait no longer for workers that SIGKILL does not end: they hang in the kernel."""
 
     ranks: frozenset[int]
 
 
-class CleanUp(Logged, frozen=True):
+class CleanUp(Action, frozen=True):
     """End what the workers left behind; `OrphansGone` or `OrphansStuck` follows."""
 
 
-class WaitForOthers(Logged, frozen=True):
+class WaitForOthers(Action, frozen=True):
     """Wait at the exit barrier for the agents of other nodes; `BarrierPassed` follows."""
 
 
-class TellNodes(Logged, frozen=True):
+class TellNodes(Action, frozen=True):
     """Tell the other nodes why the attempt ends here; `NodesAgreed` follows."""
 
     reason: Reason
@@ -400,20 +378,20 @@ class TellNodes(Logged, frozen=True):
     final: bool = False  # whether nothing may be started again: the run's time is over
 
 
-class TellProgress(Logged, frozen=True):
+class TellProgress(Action, frozen=True):
     """Tell the other nodes how far the attempt came here; `NodesCounted` has that of all."""
 
     progress: AttemptProgress
 
 
-class TellStacks(Logged, frozen=True):
+class TellStacks(Action, frozen=True):
     """Tell the other nodes where this node's workers stand; `GroupStacks` follows."""
 
     stacks: tuple[RankStack, ...]  # by local rank, in order
     finding: Finding
 
 
-class Finish(Logged, frozen=True):
+class Finish(Action, frozen=True):
     """The run is over."""
 
     state: WorkerState
@@ -424,23 +402,6 @@ class Finish(Logged, frozen=True):
     history: RestartHistory | None = None  # of all attempts; None if it does not matter
 
 
-Action = (
-    StartWorkers
-    | StartAfterPreflight
-    | SignalWorkers
-    | StartGrace
-    | KillWorkers
-    | TakeStacks
-    | SignalProcess
-    | Pause
-    | AbandonWorkers
-    | CleanUp
-    | WaitForOthers
-    | TellNodes
-    | TellProgress
-    | TellStacks
-    | Finish
-)
 Actions = tuple[Action, ...]
 
 

@@ -7,6 +7,7 @@ import copy
 import itertools
 import random
 from collections import deque
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -41,7 +42,9 @@ from lllaunch.watchdog.findings import (
     TimerExpired,
 )
 
-EVENTS: list[type] = list(v.Event.__args__)  # type: ignore[attr-defined]
+EVENTS: list[type] = [
+    kind for each in get_args(v.Event) for kind in (each.__subclasses__() or [each])
+]
 SIGINT, SIGHUP, SIGQUIT = 2, 1, 3
 SIGNALS = [SIGTERM, SIGINT, SIGHUP, SIGQUIT]
 
