@@ -48,7 +48,7 @@ from lllaunch.run.result import (
     alike,
 )
 from lllaunch.text import duration, size, times
-from lllaunch.watchdog.evidence import Waits, is_own
+from lllaunch.watchdog.evidence import NOBODY, Waits, is_own
 from lllaunch.watchdog.findings import Stalled, is_of_all, lasted, suspects
 
 if TYPE_CHECKING:
@@ -461,12 +461,12 @@ def hang_of(
     finding: Finding,
     time_ns: int,
     looks: Sequence[RankStack] = (),
-    blame: Blame | None = None,
+    blame: Blame = NOBODY,
 ) -> Hang:
     """Return what the watchdog has found in an attempt.
 
     ``looks``: where the workers stand, as far as that could be found out. ``blame``: who hangs and
-    who waits; None if nobody could look.
+    who waits.
     """
     numbers = {worker.local_rank: worker.rank for worker in record.workers}
 
@@ -481,11 +481,8 @@ def hang_of(
         asleep.update(among_all(finding.asleep))
         stopped.update(among_all(finding.stopped))
     seconds = lasted(finding)
-    left = _left(record, looks) if blame is not None and not blame.hung else {}
-    hung: tuple[int, ...] = ()
-    if blame is not None and blame.hung:
-        hung = blame.hung
-    elif not left and not (is_of_all(finding) and len(suspects(finding)) > 1):
+    hung, left = blame.hung, {} if blame.hung else _left(record, looks)
+    if not hung and not left and not (is_of_all(finding) and len(suspects(finding)) > 1):
         # Where all had to get nowhere, one may hang and the others wait for it.
         hung = suspects(finding)
     return Hang(
@@ -494,12 +491,12 @@ def hang_of(
         since_ns=None if seconds is None else time_ns - int(seconds * 1e9),
         named=among_all(suspects(finding)),
         hung=among_all(hung),
-        waiting=tuple(stacks) if left else among_all(blame.waiting) if blame is not None else (),
+        waiting=tuple(stacks) if left else among_all(blame.waiting),
         asleep=tuple(sorted(asleep)),
         stopped=tuple(sorted(stopped)),
         left=left,
         standing=tuple(stack for _, stack in sorted(stacks.items())),
-        collectives=blame.collectives if blame is not None else None,
+        collectives=blame.collectives,
     )
 
 

@@ -134,9 +134,9 @@ class WatchdogDriver:
         self._clock = clock
         self._kernel_sleep = kernel_sleep
         self._run_began = run_began
+        self._run_timed = False
         self._hide = hide
         self._run_ends: float | None = None
-        self._run_over_told = False
         self._sampler = Sampler()
         limits = (self._policy.stall, self._policy.silence, self._policy.spin)
         progress = None if self._policy.progress is None else self._policy.progress.shortest
@@ -191,10 +191,9 @@ class WatchdogDriver:
         self.close()
         if not self._on:
             return
-        if self._run_began is None:
-            self._run_began = self._clock()
-        if self._policy.run_timeout is not None and not self._run_over_told:
-            self._run_ends = self._run_began + self._policy.run_timeout
+        if self._policy.run_timeout is not None and not self._run_timed:
+            began = self._clock() if self._run_began is None else self._run_began
+            self._run_ends, self._run_timed = began + self._policy.run_timeout, True
         self._reset(ranks)
         try:
             self._make_places()
@@ -414,7 +413,7 @@ class WatchdogDriver:
         return found
 
     def _run_over(self) -> WatchdogFired:
-        self._run_ends, self._run_over_told = None, True
+        self._run_ends = None
         assert self._policy.run_timeout is not None
         finding = TimedOut(self._policy.run_timeout, "run")
         if limit_of(finding) in self._policy.report:

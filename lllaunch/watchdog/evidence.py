@@ -190,3 +190,7 @@ class Blame(Record, frozen=True):
     waiting: tuple[int, ...] = ()  # those that wait for the others in a collective operation
     # the operation that they do not agree on, or None; its ranks are among all workers
     collectives: Disagreement | None = None
+
+
+NOBODY = Blame()
+"""Nobody hangs, as far as can be told."""

@@ -24,7 +24,7 @@ from lllaunch.run.observer import (
 )
 from lllaunch.run.result import Hang, RootCause
 from lllaunch.supervisor.machine import GroupStacks
-from lllaunch.watchdog.evidence import Blame, Call, Disagreement, Frame, Party, RankStack
+from lllaunch.watchdog.evidence import NOBODY, Blame, Call, Disagreement, Frame, Party, RankStack
 from lllaunch.watchdog.findings import (
     Finding,
     HeartbeatLost,
@@ -88,7 +88,9 @@ def hung(finding: Finding, stacks=(), blame: Blame | None = None, *workers: Work
         ended_ns=T0 + 603 * S,
         workers=workers,
     )
-    return replace(record, hang=hang_of(record, finding, T0 + 600 * S, tuple(stacks), blame))
+    return replace(
+        record, hang=hang_of(record, finding, T0 + 600 * S, tuple(stacks), blame or NOBODY)
+    )
 
 
 def shown(record: AttemptRecord, reason="hang", excerpt: Excerpt | None = None, **more) -> str:

@@ -65,7 +65,7 @@ from lllaunch.supervisor.machine import (
     WatchdogFired,
     fault_of,
 )
-from lllaunch.watchdog.evidence import Blame, RankStack
+from lllaunch.watchdog.evidence import NOBODY, Blame, RankStack
 from lllaunch.watchdog.findings import (
     Finding,
     HeartbeatLost,
@@ -418,7 +418,7 @@ def asked(rank: int, exitcode: int | None = -15, at: float = FIRED + 2, **more) 
 def hung(finding: Finding, blame: Blame | None = None, *workers: WorkerRecord, **more):
     stacks = more.pop("stacks", ())
     record = attempt(*(workers or map(asked, range(3))), **more)
-    hang = hang_of(record, finding, T0 + int(FIRED * S), stacks, blame)
+    hang = hang_of(record, finding, T0 + int(FIRED * S), stacks, blame or NOBODY)
     return replace(record, ended_ns=T0 + 700 * S, hang=hang)
 
 
