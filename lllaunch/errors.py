@@ -46,7 +46,6 @@ Code = Literal[
     "own-app",
     "package",
     "pattern",
-    "pickle",
     "plan",
     "policy",
     "preload",
