@@ -184,8 +184,8 @@ class RunView:
         if self.result is not None:
             found = telling(self.result, self.blamed)
         else:
-            number, place = max(_numbered(self.path, "attempt_"), default=(0, ""))
-            ranks = sorted(_numbered(place, ""))[:_MOST_WORKERS] if place else ()
+            number, place = max(numbered(self.path, "attempt_"), default=(0, ""))
+            ranks = sorted(numbered(place, ""))[:_MOST_WORKERS] if place else ()
             logs = [(rank, f"{path}/stdout.log", f"{path}/stderr.log") for rank, path in ranks]
             found = [
                 (number, WorkerResult(rank=rank, stdout=out, stderr=err)) for rank, out, err in logs
@@ -203,8 +203,8 @@ class RunView:
         return tuple(self._stacks())
 
     def _stacks(self) -> Iterator[StacksText]:
-        places = [self.path, *(path for _, path in sorted(_numbered(self.path, "node_")))]
-        numbers = {number for place in places for number, _ in _numbered(place, "attempt_")}
+        places = [self.path, *(path for _, path in sorted(numbered(self.path, "node_")))]
+        numbers = {number for place in places for number, _ in numbered(place, "attempt_")}
         for attempt in sorted(numbers, reverse=True)[:_MOST_ATTEMPTS]:
             for place in places[: _MOST_NODES + 1]:
                 name = os.path.join(place, f"attempt_{attempt}", TREE)
@@ -272,7 +272,8 @@ def telling(result: RunResult, guilty: WorkerResult | None) -> list[tuple[int, W
     return found
 
 
-def _numbered(directory: str, prefix: str) -> Iterator[tuple[int, str]]:
+def numbered(directory: str, prefix: str) -> Iterator[tuple[int, str]]:
+    """Yield number and path of each entry of a directory whose name is a prefix and a number."""
     try:
         names = os.listdir(directory)
     except OSError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import glob
 import logging
 import os
 import sys
@@ -17,7 +16,8 @@ from lllaunch.locks import is_held
 from lllaunch.results.history import RunHistory
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import NoSuchRun, entry_now, locate, lock_of, read_run
-from lllaunch.run.directory import ATTEMPT, SUBMISSION
+from lllaunch.results.view import numbered
+from lllaunch.run.directory import SUBMISSION
 from lllaunch.run.submission import LOG
 from lllaunch.text import spans
 from lllaunch.verbs.printing import Parser, complain, perform, rank_list, whole_number
@@ -86,14 +86,15 @@ def _show(given: argparse.Namespace) -> int:
 
     history = RunHistory(found.path)
     launchers = WorkerLog(0, "stdout", os.path.join(found.path, LOG))
-    first = last_attempt(found.path)
+    first = max(_attempts(found.path), default=0)
     shown: set[WorkerLog] = set()
 
     def chosen() -> list[WorkerLog]:
         if given.launcher:
             return [launchers] if os.path.exists(launchers.path) else []
         # all that follow the first: one may have been short
-        later = range(first, last_attempt(found.path) + 1) if given.follow else (first,)
+        last = max(_attempts(found.path), default=0) if given.follow else first
+        later = range(first, last + 1)
         return [
             log
             for number in (later if given.attempt is None else (given.attempt,))
@@ -170,35 +171,24 @@ def worker_logs(directory: str, attempt: int, history: RunHistory | None = None)
         history = (history or RunHistory(directory)).look(names)
         ranks = {names[name]: each.base_rank for name, each in history.attempts(attempt)}
     found = [
-        WorkerLog(ranks.get(part, 0) + int(name), stream, path)
+        WorkerLog(ranks.get(part, 0) + number, stream, path)
         for part in parts
+        for number, place in numbered(os.path.join(part, f"attempt_{attempt}"), "")
         for stream in _STREAMS
-        for path in _below(part, f"attempt_{attempt}/*/{stream}.log")
-        if (name := os.path.basename(os.path.dirname(path))).isascii() and name.isdecimal()
+        if os.path.exists(path := os.path.join(place, f"{stream}.log"))
     ]
     own = (log for log in found if within(directory, log.path) is not None)
     return sorted(own, key=lambda log: (log.rank, _STREAMS.index(log.stream)))
 
 
-def last_attempt(directory: str) -> int:
-    """Return the number of a run's last attempt, 0 if none has begun."""
-    return max(_attempts(directory), default=0)
-
-
 def _attempts(directory: str) -> set[int]:
-    paths = (path for part in parts_of(directory) for path in _below(part, "attempt_*"))
-    names = (ATTEMPT.fullmatch(os.path.basename(path)) for path in paths)
-    return {int(match[1]) for match in names if match}
+    return {number for part in parts_of(directory) for number, _ in numbered(part, "attempt_")}
 
 
 def parts_of(directory: str) -> list[str]:
     """Returns where attempts stand: in the run's directory, or of several nodes in one for each."""
-    nodes = [path for path in _below(directory, "node_?*") if not os.path.islink(path)]
-    return nodes or [directory]
-
-
-def _below(directory: str, pattern: str) -> list[str]:
-    return glob.glob(os.path.join(glob.escape(directory), pattern))
+    nodes = [path for _, path in numbered(directory, "node_") if not os.path.islink(path)]
+    return sorted(nodes) or [directory]
 
 
 def _why_none(found: FoundDirectory, given: argparse.Namespace) -> NoSuchRun:

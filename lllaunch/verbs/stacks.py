@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import glob
 import os
 import shlex
 import socket
@@ -24,6 +23,7 @@ from lllaunch.results.store import (
     newest,
     roots_of,
 )
+from lllaunch.results.view import view_run
 from lllaunch.run.result import Hang
 from lllaunch.signal_source import STACKS_ON
 from lllaunch.supervisor.control import (
@@ -39,7 +39,6 @@ from lllaunch.verbs.wait import outcome_text
 from lllaunch.watchdog.blame import blame_now
 from lllaunch.watchdog.collectives import sentence
 from lllaunch.watchdog.findings import Asked
-from lllaunch.watchdog.frames import TREE
 from lllaunch.words import StyledText, capitalised, counted, ranks, shown_path
 
 if TYPE_CHECKING:
@@ -131,7 +130,7 @@ def _ask(found: FoundDirectory, where: str, request: Request) -> Answer:
     until = time.monotonic() + _PATIENCE
     while True:
         entry = entry_now(found)
-        _check_goes_on(entry, where)
+        _check_goes_on(found, entry, where)
         for directory, pid in _launchers_here(found.path, where, entry):
             try:
                 return ask(directory, request)
@@ -148,19 +147,17 @@ def _ask(found: FoundDirectory, where: str, request: Request) -> Answer:
         time.sleep(_PAUSE)
 
 
-def _check_goes_on(entry: ListEntry, where: str) -> None:
+def _check_goes_on(found: FoundDirectory, entry: ListEntry, where: str) -> None:
     if entry.state == "running":
         return
     if entry.state == "queued":
         raise NoSuchRun(where, f"has not begun: {entry.queue}")
     if entry.state == "unknown":
         raise NoSuchRun(where, "may be running or not: its lock cannot be looked at")
-    parts = map(glob.escape, parts_of(entry.path))
-    left = [path for part in parts for path in glob.iglob(f"{part}/attempt_*/{TREE}")]
     hint = "it has left no stacks"
-    if left:
-        newest_of_all = os.path.abspath(max(left, key=os.path.getmtime))
-        hint = f"its stacks are in {shown_path(newest_of_all, os.getcwd())}"
+    if left := view_run(found).stacks:
+        path = os.path.abspath(os.path.join(found.path, left[0].path))
+        hint = f"its stacks are in {shown_path(path, os.getcwd())}"
     raise NoSuchRun(where, f"is over: {outcome_text(entry)}", hint)
 
 
