@@ -64,9 +64,7 @@ __all__ = [
     "TORCHELASTIC_HEALTH_CHECK_PORT",
     "TORCHELASTIC_TIMER_FILE",
     "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT",
-    "HealthCheckServer",
     "LocalElasticAgent",
-    "create_healthcheck_server",
 ]
 
 
@@ -74,39 +72,6 @@ TORCHELASTIC_ENABLE_FILE_TIMER = ENABLE_FILE_TIMER
 TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 TORCHELASTIC_TIMER_FILE = TIMER_FILE
 TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = TIMEOUT_VARIABLE
-
-
-class HealthCheckServer:
-    """Tells a site's monitoring when the agent was last alive; this one, as torch's, does not.
-
-    ``alive_callback`` tells that time, seconds since the epoch; after ``timeout`` seconds without
-    one the agent counts as dead.
-    """
-
-    def __init__(self, alive_callback: Callable[[], int], port: int, timeout: int) -> None:
-        self.alive_callback = alive_callback
-        self._port = port
-        self._timeout = timeout
-
-    def start(self) -> None:
-        """Begin to answer."""
-        logger.info("no health check server is provided: port %d stays closed", self._port)
-
-    def stop(self) -> None:
-        """Answer no more."""
-
-
-def create_healthcheck_server(
-    alive_callback: Callable[[], int], port: int, timeout: int
-) -> HealthCheckServer:
-    """The server that an agent uses when TORCHELASTIC_HEALTH_CHECK_PORT is set.
-
-    A site puts its own here, or where torch's agent is loaded, there.
-    """
-    torchs = sys.modules.get("torch.distributed.elastic.agent.server.health_check_server")
-    create = HealthCheckServer if torchs is None else torchs.create_healthcheck_server
-    server: HealthCheckServer = create(alive_callback, port, timeout)
-    return server
 
 
 def contexts_of(group: WorkerGroup, attempt: int, restart_count: int) -> dict[int, WorkerContext]:
@@ -164,7 +129,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         exit_barrier_timeout: float = 300,
         log_line_prefix_template: str | None = None,
         shutdown_timeout: float = 30,
-        health_check_server: HealthCheckServer | None = None,
+        health_check_server: Any = None,
         uninterruptible_state_timeout: float | None = None,
         *,
         observer: Callable[[object], None] | None = None,
@@ -273,15 +238,17 @@ class LocalElasticAgent(SimpleElasticAgent):
         }
 
     def _start_health_check(self) -> None:
+        """Start the server of a site's monitoring, where torch's module of it is loaded."""
         port = os.environ.get(TORCHELASTIC_HEALTH_CHECK_PORT)
-        if self._health_check_server is None and port is not None:
-            if not port.isdecimal():
-                logger.warning("%s: %r is not a port", TORCHELASTIC_HEALTH_CHECK_PORT, port)
-                return
-            self._health_check_server = create_healthcheck_server(
-                lambda: int(time.time()), int(port), 60
-            )
-            self._health_check_server.start()
+        if self._health_check_server is not None or port is None:
+            return
+        torchs = sys.modules.get("torch.distributed.elastic.agent.server.health_check_server")
+        if torchs is None or not port.isdecimal():
+            logger.warning("%s=%s: no server is started", TORCHELASTIC_HEALTH_CHECK_PORT, port)
+            return
+        alive = lambda: int(time.time())  # noqa: E731 - torch's argument
+        self._health_check_server = torchs.create_healthcheck_server(alive, int(port), 60)
+        self._health_check_server.start()
 
     # Running
 

@@ -27,9 +27,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from lllaunch.clock import since_boot_ns
 from lllaunch.errors import PreloadFailed
@@ -188,8 +188,8 @@ class Server:
                 for fd in self._held:
                     os.close(fd)
                 self._held = [*message.fds]
-            case operation:
-                self._OPERATIONS[operation](self, message)
+            case operation:  # configure, spawn, end_cleanup, branch, adopt
+                getattr(self, f"_{operation}")(message)
 
     def _pids(self, keys: list[int]) -> list[int]:
         """Return the process ids of those of some workers that live."""
@@ -198,15 +198,14 @@ class Server:
     def _end_cleanup(self, _: Message) -> None:
         """Let what a cleanup cannot end be: later workers shall not be ended for it, nor wait."""
         if self._cleanup is not None:
-            # In this order: what is below one that ends in between is seen there, or here.
+            # In this order: what is below one that ends in between is seen there, or here, where
+            # it becomes a child of this process.
             everything = proc.processes()
             orphans = self._orphans()
-            # those that are gone, whose numbers may come to mean others
-            self._spared &= {process.pid for process in everything}
-            self._spared.update(orphans)
-            # what is below one that ends becomes a child of this process
             below = (each for pid in orphans for each in proc.descendants(pid, everything))
-            self._spared.update(process.pid for process in below)
+            # those that are gone are left out: their numbers may come to mean others
+            self._spared &= {process.pid for process in everything}
+            self._spared.update(orphans, (process.pid for process in below))
             self._cleanup = None
 
     def _adopt(self, message: Message) -> None:
@@ -438,14 +437,6 @@ class Server:
                 pauses.note([process.pid for process in kill_below(others, itself=True)])
             self._wakeups.wait_child(pauses.seconds)
         os._exit(1)
-
-    _OPERATIONS: ClassVar[dict[str, Callable[[Server, Message], None]]] = {
-        "configure": _configure,
-        "spawn": _spawn,
-        "end_cleanup": _end_cleanup,
-        "branch": _branch,
-        "adopt": _adopt,
-    }
 
 
 def _close_inherited(keep: Collection[int]) -> None:

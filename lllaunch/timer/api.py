@@ -192,13 +192,6 @@ class TimerServer(ServerThread):
     def _reap_worker(self, worker_id: Any) -> bool:
         """End a worker; False if that has to be tried again. An exception counts as True."""
 
-    def _reap_worker_no_throw(self, worker_id: Any) -> bool:
-        try:
-            return self._reap_worker(worker_id)
-        except Exception:
-            logger.exception("worker %s could not be ended, and is given up", worker_id)
-            return True
-
     def _run_watchdog(self) -> None:
         waiting = min(max(1, self._request_queue.size()), _BATCH)
         self.register_timers(self._request_queue.get(waiting, self._timeout()))
@@ -206,10 +199,13 @@ class TimerServer(ServerThread):
         for worker_id, expired in self.get_expired_timers(time.time()).items():
             scopes = [request.scope_id for request in expired]
             logger.info("Reaping worker_id=[%s]. Expired timers: %s", worker_id, scopes)
-            if self._reap_worker_no_throw(worker_id):
-                ended.add(worker_id)
-            else:
-                logger.error("worker %s could not be ended; trying again", worker_id)
+            try:
+                if not self._reap_worker(worker_id):
+                    logger.error("worker %s could not be ended; trying again", worker_id)
+                    continue
+            except Exception:
+                logger.exception("worker %s could not be ended, and is given up", worker_id)
+            ended.add(worker_id)
         self.clear_timers(ended)
 
     def _timeout(self) -> float:
