@@ -18,16 +18,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import math
 import os
 import pickle
 import resource
-import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -52,48 +50,6 @@ from lllaunch.spawner.orphans import MARK, OrphanCleanup, Pauses, kill_below
 from lllaunch.spawner.preloading import Preloaded, loaded_runtimes, pause, preload
 from lllaunch.spawner.protocol import Channel, Forked, Kept, Message, Pickled, SpawnRequest
 
-
-class Wakeups:
-    """Waits for all of them at once.
-
-    ``channel``: descriptor of the connection to the launcher.
-    """
-
-    def __init__(self, channel: int, launcher: int) -> None:
-        self.launcher = launcher
-        self._children, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        # descriptors that are nobody else's, closed in every child
-        self.private = (channel, launcher, self._children, write)
-        self._quiet = frozenset({channel, self._children})
-        self._poll = select.poll()
-        for fd in (channel, launcher, self._children):
-            self._poll.register(fd, select.POLLIN)
-
-    def add(self, fd: int) -> None:
-        """Wake up when this is readable, too."""
-        self._poll.register(fd, select.POLLIN)
-
-    def remove(self, fd: int) -> None:
-        """Do not, any more; also if it was not added."""
-        with contextlib.suppress(KeyError):
-            self._poll.unregister(fd)
-
-    def wait_child(self, seconds: float) -> None:
-        """Wait until a child ends, no longer than ``seconds``."""
-        if wait_readable(self._children, seconds):
-            os.read(self._children, 4096)
-
-    def wait(self, milliseconds: int | None) -> Iterator[int]:
-        """Wait; which of the added descriptors are readable, and the launcher's if it has ended."""
-        for fd, _ in self._poll.poll(milliseconds):
-            if fd == self._children:
-                os.read(fd, 4096)
-            elif fd not in self._quiet:
-                yield fd
-
-
 # What does not end although it was killed, and whose launcher is gone, is left after this long.
 _GIVE_UP_SECONDS = 60.0
 # How long branches get to end by themselves when this spawner ends.
@@ -116,11 +72,17 @@ class Server:
         set_child_subreaper(True)
         self._ignored = ignored
         self._channel = Channel(sock)
-        self._wakeups = Wakeups(self._channel.fileno(), launcher)
+        self._launcher = launcher
+        self._children, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        # descriptors that are nobody else's, closed in every child
+        self._private = (self._channel.fileno(), launcher, self._children, write)
         # forked, and perhaps not running yet: process id, number of the order, report pipe
         self._starting: list[tuple[int, int, int]] = []
         self._workers: dict[int, int] = {}  # the numbers of their orders, by process id
-        self._branches: dict[int, int] = {}  # the pidfds of their launchers, by process id
+        # the pidfds of their launchers, -1 for one that has ended, by process id
+        self._branches: dict[int, int] = {}
         self._cleanup: OrphanCleanup | None = None
         # Ends what a branch that has ended may have left behind.
         self._strays: OrphanCleanup | None = None
@@ -136,14 +98,19 @@ class Server:
     def serve(self) -> NoReturn:
         """Answer the launcher until it is gone, then end everything and exit."""
         while True:
-            for fd in self._wakeups.wait(self._timeout()):
-                if fd == self._wakeups.launcher:
-                    self._end()
-                for pid, launcher in self._branches.items():
-                    if launcher == fd:
-                        # let the branch, if it was stopped, see that as well
-                        self._wakeups.remove(fd)
-                        os.kill(pid, signal.SIGCONT)  # a child that has not been waited for
+            launchers = [launcher for launcher in self._branches.values() if launcher >= 0]
+            files = (self._channel.fileno(), self._launcher, self._children, *launchers)
+            ready = wait(files, seconds=self._timeout())
+            if self._children in ready:
+                os.read(self._children, 4096)
+            if self._launcher in ready:
+                self._end()
+            for pid, launcher in self._branches.items():
+                if launcher in ready:
+                    # let the branch, if it was stopped, see that as well
+                    os.kill(pid, signal.SIGCONT)  # a child that has not been waited for
+                    os.close(launcher)
+                    self._branches[pid] = -1
             self._reap()
             self._inbox += self._channel.receive()
             while self._inbox:
@@ -156,10 +123,10 @@ class Server:
                 self._end()
             self._clean_up()
 
-    def _timeout(self) -> int | None:
+    def _timeout(self) -> float | None:
         cleanups = (self._cleanup, self._strays)
         waits = [cleanup.next_in() for cleanup in cleanups if cleanup is not None]
-        return math.ceil(min(waits) * 1000) if waits else None
+        return min(waits, default=None)
 
     def _handle(self, message: Message) -> None:
         header = message.header
@@ -215,7 +182,7 @@ class Server:
 
     def _send(self, header: dict[str, Any], fds: tuple[int, ...] = ()) -> None:
         self._channel.queue(header, fds=fds)
-        if self._channel.pending and not self._channel.drain(self._wakeups.launcher):
+        if self._channel.pending and not self._channel.drain(self._launcher):
             self._end()
 
     def _configure(self, message: Message) -> None:
@@ -226,7 +193,7 @@ class Server:
             open_files=(header["open_files"][0], header["open_files"][1]),
             base_path=tuple(path for path in sys.path if path),
             interpreter=tuple(header["interpreter"]),
-            private_fds=self._wakeups.private,
+            private_fds=self._private,
         )
         os.environ.clear()
         os.environ.update(header["environ"])
@@ -235,7 +202,7 @@ class Server:
             # While modules are imported the loop does not run. Should the launcher die now, the
             # kernel does what the loop would: there is nothing else to end yet.
             set_parent_death_signal(signal.SIGKILL)
-            if process_ended(self._wakeups.launcher):
+            if process_ended(self._launcher):
                 self._end()
         try:
             self._preloaded = preload(header["cwd"], header["preload"])
@@ -262,7 +229,7 @@ class Server:
             os.close(fd)
         if self._around.calls and not self._calls_left:
             # Whoever waits for the end of a pipe of the caller's would wait for this process, too.
-            _close_inherited({*self._wakeups.private, *self._foreign_fds()})
+            _close_inherited({*self._private, *self._foreign_fds()})
 
     def _start(self, message: Message, around: ChildDefaults) -> None:
         try:
@@ -276,7 +243,7 @@ class Server:
         """Wait until those that were forked run, or have said why they cannot; tell that."""
         while self._starting:
             pid, key, report = self._starting[0]
-            ready = wait((report, self._wakeups.launcher))
+            ready = wait((report, self._launcher))
             text = os.read(report, 1 << 16) if report in ready else b""
             os.close(report)
             del self._starting[0]
@@ -313,7 +280,8 @@ class Server:
         """Descriptors of others' that happen to be open here now."""
         arrived = [fd for message in self._inbox for fd in message.fds]
         reports = [report for _, _, report in self._starting]
-        return [*self._branches.values(), *reports, *arrived, *self._held]
+        launchers = [launcher for launcher in self._branches.values() if launcher >= 0]
+        return [*launchers, *reports, *arrived, *self._held]
 
     def _branch(self, message: Message) -> None:
         """Fork another spawner, which has all that this one has imported, for another launcher."""
@@ -331,13 +299,12 @@ class Server:
             self._become_branch(sock, launcher, self._around)
         os.close(sock)
         self._branches[pid] = launcher
-        self._wakeups.add(launcher)
 
     def _become_branch(self, sock: int, launcher: int, around: ChildDefaults) -> NoReturn:
         try:
             # of what is the other's nothing stays open
             os.setsid()
-            for fd in (*self._wakeups.private, *self._foreign_fds()):
+            for fd in (*self._private, *self._foreign_fds()):
                 os.close(fd)
             branch = Server(socket.socket(fileno=sock), launcher, self._ignored, self._preloaded)
             branch.begin(around)
@@ -347,7 +314,7 @@ class Server:
 
     def begin(self, around: ChildDefaults) -> NoReturn:
         """Serve as a branch, which needs no configuring."""
-        private = self._wakeups.private
+        private = self._private
         self._around = replace(around, spawner=os.getpid(), private_fds=private)
         pidfd = open_pidfd(os.getpid())
         assert pidfd is not None  # our own
@@ -367,7 +334,7 @@ class Server:
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
             base_path=tuple(sys.path),
             interpreter=(),
-            private_fds=self._wakeups.private,
+            private_fds=self._private,
             calls=calls,
         )
         self.serve()
@@ -398,8 +365,8 @@ class Server:
                     }
                 )
             if launcher is not None:
-                self._wakeups.remove(launcher)
-                os.close(launcher)
+                if launcher >= 0:
+                    os.close(launcher)
                 self._strays = OrphanCleanup(settle=0.0)
 
     def _orphans(self) -> list[int]:
@@ -435,7 +402,8 @@ class Server:
             with contextlib.suppress(OSError):  # no descriptor is left
                 others = [pid for pid in proc.children(os.getpid()) if pid not in spared]
                 pauses.note([process.pid for process in kill_below(others, itself=True)])
-            self._wakeups.wait_child(pauses.seconds)
+            if wait_readable(self._children, pauses.seconds):
+                os.read(self._children, 4096)
         os._exit(1)
 
 
