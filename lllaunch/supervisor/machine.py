@@ -27,7 +27,7 @@ from lllaunch.events import (
     SpawnerGone,
     StartFailed,
 )
-from lllaunch.spec import RestartCause, RestartPolicy
+from lllaunch.spec import RestartPolicy
 from lllaunch.watchdog.evidence import Blame, RankStack
 from lllaunch.watchdog.findings import Asked, Finding
 
@@ -405,18 +405,6 @@ class Finish(Action, frozen=True):
 Actions = tuple[Action, ...]
 
 
-# What a reason is called in a restart policy. The others are no fault of the workers'.
-_CAUSES: dict[Reason, RestartCause] = {
-    "failure": "failure",
-    "died": "signal",
-    "oom": "oom",
-    "hang": "hang",
-    "timeout": "timeout",
-    "node": "node",
-    "preflight": "preflight",
-}
-
-
 class RestartBudget:
     """The restarts that are left.
 
@@ -495,9 +483,9 @@ class RestartBudget:
             return None
         in_vain = self._is_in_vain(reason)
         self._times = self._in_window()
-        allowed = len(self._times) < self._max and (
-            reason == "spawner" or _CAUSES.get(reason) in self._policy.on
-        )
+        # a policy's ``signal`` is one that ended a worker, not one to the launcher
+        cause = {"died": "signal", "signal": None}.get(reason, reason)
+        allowed = len(self._times) < self._max and (reason == "spawner" or cause in self._policy.on)
         if in_vain and (allowed or self._continues):
             same = {*self._ended_at} == {self._step}
             self.no_progress = NoProgress(len(self._ended_at), self._step, same)
