@@ -512,10 +512,6 @@ class RunObserver:
                 if event.reason in _OF_WATCHDOG and attempt.hang is not None:
                     self.console.ending(event.signum, self.alive, self._spec.grace_period)
                 self.console.doing("ending, SIGKILL in", self._spec.grace_period)
-            case machine.StartGrace():
-                attempt.ending = True
-                self._tell_signal()
-                self.console.doing("ending, SIGKILL in", self._spec.grace_period)
             case machine.KillWorkers():
                 attempt.ending = True
                 self._sent(signal.SIGKILL)

@@ -217,6 +217,8 @@ def test_two_signals_are_told_once_each(tmp_path):
     ]
     worker = watcher.records()[0].workers[0]
     assert [each.signum for each in worker.sent] == [2, 9]
+    # not a countdown to the SIGKILL that has been sent
+    assert watcher.console._follow().doing == "killing"
 
 
 def test_workers_that_hang_in_the_kernel(tmp_path):
