@@ -373,12 +373,10 @@ def batch_text(
 ) -> str:
     """Return a batch file that runs a command once on each node.
 
-    ``cluster``: what is asked for. ``command``: what is run. ``directory``: the job's working
-    directory, absolute. ``output``: path of the file for what all of it writes; in its last part
-    ``%A`` is the id of an array and ``%a`` the number of a task. ``name``: of the job, unless the
-    settings have one. ``array``: number of tasks of an array, and how many of them may run at the
-    same time. ``retries``: whether it may be put back into the queue when it fails, whatever
-    ``requeue`` says.
+    ``directory``: the job's working directory, absolute. ``output``: path of the file for what all
+    of it writes; in its last part ``%A`` is the id of an array and ``%a`` the number of a task.
+    ``name``: unless the settings have one. ``array``: number of tasks, and how many of them may run
+    at the same time. ``retries``: whether a failure may put it back, whatever ``requeue`` says.
 
     Raises:
         ConfigError: a value cannot be written into a batch file.

@@ -64,17 +64,12 @@ def run_pack(task: Sequence[ArrayJob], batch: BatchJob, submission: Submission) 
         machine = find_machine(os.environ, None, _cores())
         _run(left, machine, batch, submission)
     batch.ran = True
-    codes = [_code_of(job.directory) for job in task]
-    if None in codes:
+    ends = [end_of(job.directory, account_of(job.directory)) for job in task]
+    if None in ends:
         # a signal, which has ended what ran
         return for_signal(signal.SIGTERM)
-    return int(ExitCode.SWEEP if any(codes) else ExitCode.SUCCESS)
-
-
-def _code_of(directory: str) -> int | None:
-    """Return the exit code of a job that is over, else None."""
-    last = account_of(directory).last
-    return last.exit_code if isinstance(last, BatchEnded) else None
+    failed = any(end.exit_code for end in ends if end is not None)
+    return int(ExitCode.SWEEP if failed else ExitCode.SUCCESS)
 
 
 def _cores() -> int | None:

@@ -82,11 +82,10 @@ _PATIENCE = 600.0
 class ClusterSilent(LaunchError):
     """The cluster has not answered for long; its jobs go on, and were left."""
 
-    seconds: float
     said: str
 
     def __str__(self) -> str:
-        silence = f"Slurm has not answered for {duration(self.seconds)}"
+        silence = f"Slurm has not answered for {duration(_PATIENCE)}"
         return f"{silence}, so its jobs are left: {self.said}"
 
 
@@ -144,6 +143,7 @@ class SlurmExecutor(Executor):
     # what was submitted: what for, how many tasks, its id; None for an earlier launcher's
     _arrays: list[tuple[Cluster | None, int, str]] = field(default_factory=list)
     _waits_for_room: bool = False
+    _most_tasks: int = 0  # of an array; 0 as long as nobody has asked
     # since when the cluster has not answered, and when it is asked next, by the sweep's clock
     _silent: float | None = None
     _ask_at: float = 0.0
@@ -385,7 +385,8 @@ class SlurmExecutor(Executor):
             answer = self._answers[number]
             directory = os.path.join(self._session.path, answer.directory)
             jobs.append((ArrayJob(number, directory), answer.payload))
-        return arrays_of(jobs, slurm.max_array_size())
+        self._most_tasks = self._most_tasks or slurm.max_array_size()
+        return arrays_of(jobs, self._most_tasks)
 
     def _expect_accepted(self) -> None:
         """Raise if the cluster would not accept an array: none is submitted then."""
@@ -523,7 +524,7 @@ class SlurmExecutor(Executor):
             text = f"it is asked again for {duration(_PATIENCE)}; jobs go on meanwhile"
             self._say(f"Slurm does not answer ({said}): {text}")
         elif now - self._silent >= _PATIENCE:
-            raise ClusterSilent(_PATIENCE, said)
+            raise ClusterSilent(said)
 
     def _look_at_queue(self) -> None:
         """Ask the cluster, and take note of what has changed."""
