@@ -122,7 +122,7 @@ class SweepTries:
             end,
             now_ns is None,
             _tries(tries, hide),
-            self.history.slots,
+            self.history.known.slots or Lease(),
             tuple(self._resumed_ns),
         )
 
@@ -185,11 +185,11 @@ class SweepFiles:
         if journal is None or (self.result and (summary or journal)[2] >= journal[2]):
             return self.result
         self._grow()
-        if self._problem is None and self._tries.history.header is None:
+        if self._problem is None and self._tries.history.known.sweep is None:
             self._check()
         if self._problem is not None:
             self.error = self.error or self._problem
-        elif self._tries.history.header is not None:
+        elif self._tries.history.known.sweep is not None:
             self.result = summary_of(self._tries.history, self._tries.last_ns)
         return self.result
 

@@ -95,79 +95,6 @@ class JobHistory(Record, frozen=True):
 _ENDED = frozenset({"succeeded", "failed", "signalled", "error"})
 
 
-class SweepHistory:
-    """What is known of a sweep; give it the journal's entries, in order."""
-
-    def __init__(self, entries: Iterable[JournalEntry] = ()) -> None:
-        self.header: Header | None = None
-        self.started_ns = 0
-        self.resumes = 0
-        # of the last launcher, None if that did not come to its end. Where it swept several
-        # batches: of the last one that did not end with 0, else 0
-        self.exit_code: int | None = None
-        # which of two objectives is better, as the last launcher that knew it said; None if none
-        # did
-        self.direction: Direction | None = None
-        self.slots = Lease()
-        # how many jobs the last launcher was going to run, or had done, as far as it knows; 0 if it
-        # has not said so
-        self.planned = 0
-        self._bad = 0  # exit code of an earlier batch of the same launcher
-        self.jobs: dict[int, JobHistory] = {}
-        for entry in entries:
-            self.add(entry.time_ns, entry.record)
-
-    def add(self, time_ns: int, record: journal.Record) -> None:
-        """Takes note of a record."""
-        if isinstance(record, (Header, Resumed)):
-            self.direction = record.direction or self.direction
-            ours, theirs = self.slots, record.slots or Lease()
-            gpus = tuple(dict.fromkeys((*ours.gpus, *theirs.gpus)))
-            self.slots = Lease(gpus, tuple(sorted({*ours.cpus, *theirs.cpus})))
-        if isinstance(record, Header):
-            self.header, self.started_ns = record, time_ns
-        elif isinstance(record, OverRecord):
-            self._bad = record.exit_code or self._bad
-            self.exit_code = self._bad
-        else:
-            # something goes on: another batch, or the sweep after a resume
-            self.exit_code = None
-            if isinstance(record, Resumed):
-                self.resumes += 1
-                self._bad = self.planned = 0
-            elif isinstance(record, PlannedRecord):
-                self.planned += record.jobs
-            else:
-                known = self.jobs.get(record.job) or JobHistory(record.job)
-                self.jobs[record.job] = _with(known, record, time_ns)
-
-
-def _with(
-    known: JobHistory, record: ComposedRecord | StartedRecord | EndedRecord | Skipped, time_ns: int
-) -> JobHistory:
-    if isinstance(record, ComposedRecord):
-        return JobHistory(
-            *(known.job, record.overrides, record.directory, record.fingerprint),
-            tries=known.tries,
-            composed_ns=time_ns,
-        )
-    if isinstance(record, StartedRecord):
-        return JobHistory(
-            *(known.job, known.overrides, known.directory, known.fingerprint, "started"),
-            tries=known.tries + 1,
-            started_ns=time_ns,
-            retry=record.retry,
-            lease=record.lease,
-            composed_ns=known.composed_ns,
-        )
-    if isinstance(record, EndedRecord):
-        became = asdict(record.result)
-        return replace(known, retry=record.retry, ended_ns=time_ns, reason="", **became)
-    # of what has failed: it is not tried again
-    state = "skipped" if known.result is None else known.state
-    return replace(known, state=state, reason=record.reason)
-
-
 VERSION = 1
 """Version of sweep.json's schema; grows when a field changes its meaning."""
 
@@ -182,7 +109,8 @@ class SweepResult(Record, frozen=True):
     sweep: str | None = None  # the sweep's id
     lllaunch: str | None = None  # version of the launcher that began it
     command: tuple[str, ...] = ()  # overrides of the command line
-    # the launcher's, docs/reference/exit-codes.md; null where it is not known
+    # the last launcher's, docs/reference/exit-codes.md; of its batches of jobs, that of the last
+    # that did not end with 0; null where it is not known
     exit_code: int | None = None
     started_ns: Time = field(default=0, name="started")
     ended_ns: Time = field(default=0, name="ended")  # when it was over, or this was written
@@ -191,8 +119,10 @@ class SweepResult(Record, frozen=True):
     # which of two objectives is better; null where that is not known
     direction: Direction | None = None
     version: int = VERSION
-    planned: int = 0  # as in `SweepHistory`; 0 where sweep.json tells of all jobs
-    slots: Lease | None = None  # as in `SweepHistory`; None where sweep.json tells
+    # how many jobs the last launcher was going to run, or had done, as far as it knows; 0 if it has
+    # not said so, or where sweep.json tells of all jobs
+    planned: int = 0
+    slots: Lease | None = None  # None where sweep.json tells
 
     @property
     def counts(self) -> dict[str, int]:
@@ -228,22 +158,86 @@ class SweepResult(Record, frozen=True):
         return replace(self, jobs=tuple(sorted([*self.jobs, *new], key=lambda job: job.job)))
 
 
+class SweepHistory:
+    """What is known of a sweep; give it the journal's entries, in order.
+
+    ``known``: all but its jobs.
+    """
+
+    def __init__(self, entries: Iterable[JournalEntry] = ()) -> None:
+        self.known = SweepResult(slots=Lease())
+        self.jobs: dict[int, JobHistory] = {}
+        self._bad = 0  # exit code of an earlier batch of the same launcher
+        for entry in entries:
+            self.add(*entry)
+
+    def add(self, time_ns: int, record: journal.Record) -> None:
+        """Takes note of a record."""
+        known = self.known
+        if isinstance(record, (Header, Resumed)):
+            ours, theirs = known.slots or Lease(), record.slots or Lease()
+            gpus = tuple(dict.fromkeys((*ours.gpus, *theirs.gpus)))
+            slots = Lease(gpus, tuple(sorted({*ours.cpus, *theirs.cpus})))
+            known = replace(known, direction=record.direction or known.direction, slots=slots)
+        if isinstance(record, OverRecord):
+            self._bad = record.exit_code or self._bad
+            self.known = replace(known, exit_code=self._bad)
+            return
+        # something goes on: another batch, or the sweep after a resume
+        known = replace(known, exit_code=None)
+        if isinstance(record, Header):
+            known = replace(
+                known,
+                sweep=record.sweep,
+                lllaunch=record.lllaunch,
+                command=record.command,
+                started_ns=time_ns,
+            )
+        elif isinstance(record, Resumed):
+            self._bad = 0
+            known = replace(known, resumes=known.resumes + 1, planned=0)
+        elif isinstance(record, PlannedRecord):
+            known = replace(known, planned=known.planned + record.jobs)
+        else:
+            job = self.jobs.get(record.job) or JobHistory(record.job)
+            self.jobs[record.job] = _with(job, record, time_ns)
+        self.known = known
+
+
+def _with(
+    known: JobHistory, record: ComposedRecord | StartedRecord | EndedRecord | Skipped, time_ns: int
+) -> JobHistory:
+    if isinstance(record, ComposedRecord):
+        return JobHistory(
+            *(known.job, record.overrides, record.directory, record.fingerprint),
+            tries=known.tries,
+            composed_ns=time_ns,
+        )
+    if isinstance(record, StartedRecord):
+        return JobHistory(
+            *(known.job, known.overrides, known.directory, known.fingerprint, "started"),
+            tries=known.tries + 1,
+            started_ns=time_ns,
+            retry=record.retry,
+            lease=record.lease,
+            composed_ns=known.composed_ns,
+        )
+    if isinstance(record, EndedRecord):
+        became = asdict(record.result)
+        return replace(known, retry=record.retry, ended_ns=time_ns, reason="", **became)
+    # of what has failed: it is not tried again
+    state = "skipped" if known.result is None else known.state
+    return replace(known, state=state, reason=record.reason)
+
+
 def summary_of(sweep: SweepHistory, ended_ns: int) -> SweepResult:
     """Return what sweep.json says of all that the journal tells."""
-    header, began = sweep.header, sweep.started_ns
-    return SweepResult(
+    began = sweep.known.started_ns
+    return replace(
+        sweep.known,
         jobs=tuple(sweep.jobs[number] for number in sorted(sweep.jobs)),
-        sweep=header.sweep if header else None,
-        lllaunch=header.lllaunch if header else None,
-        command=header.command if header else (),
-        exit_code=sweep.exit_code,
-        started_ns=began,
         ended_ns=ended_ns,
         seconds=(ended_ns - began) / 1e9 if began else None,
-        resumes=sweep.resumes,
-        direction=sweep.direction,
-        planned=sweep.planned,
-        slots=sweep.slots,
     )
 
 

@@ -90,11 +90,10 @@ class Leases:
         self._lock_cpus = lock_cpus
         self._locks: dict[Slot, socket.socket] = {}
 
-    def acquire(self, lease: Lease) -> tuple[Slot, ...]:
+    def acquire(self, lease: Lease) -> Slot | None:
         """Takes all slots of a lease, or none.
 
-        Returns nothing if they were taken; else those that others were found to hold. There may be
-        more: the search ends with the first.
+        Returns None if they were taken; else the first that somebody else was found to hold.
 
         Raises:
             LeaseFailed: the system refused for another reason.
@@ -105,11 +104,11 @@ class Leases:
             for slot in slots:
                 found = self._lock(slot)
                 if found is None:
-                    return (slot,)
+                    return slot
                 taken[slot] = found
             self._locks.update(taken)
             taken = {}
-            return ()
+            return None
         finally:
             for lock in taken.values():
                 lock.close()

@@ -98,17 +98,14 @@ class LocalExecutor(Executor):
         """Lock the slots of a lease, and let a job run with them."""
         try:
             busy = self._leases.acquire(start.lease)
-            if busy and not all(job.apart for job in self._jobs.values()):
+            if busy is not None and not all(job.apart for job in self._jobs.values()):
                 # What was just released may still be open in a job that was just forked.
                 for each in self._jobs.values():
                     each.await_apart()
                 busy = self._leases.acquire(start.lease)
-            if busy:
-                for slot in busy:
-                    self._watches[slot] = self._leases.watch(slot)
-                gpus = tuple(name for slot in busy for name in slot.lease.gpus)
-                cpus = tuple(core for slot in busy for core in slot.lease.cpus)
-                self.sweep.tell(v.JobNotStarted(start.number, Lease(gpus, cpus)))
+            if busy is not None:
+                self._watches[busy] = self._leases.watch(busy)
+                self.sweep.tell(v.JobNotStarted(start.number, busy.lease))
                 return
             job = self._jobs.get(start.number)
             if job is not None and job.reap():

@@ -38,7 +38,6 @@ _ENOUGH = 50  # jobs that have changed; to compose many more, only to say the sa
 def match_jobs(
     old: Iterable[JobHistory],
     overrides: Sequence[Sequence[str]],
-    taken: Collection[int] = (),
     first: int = 0,
     *,
     clusters: bool = False,
@@ -50,7 +49,7 @@ def match_jobs(
     that is not free one above all old jobs'.
     """
     free = {job.job: job for job in old}
-    known = {*free, *taken}
+    known = {*free}
     above = max(free, default=first - 1) + 1
     matched: dict[int, JobHistory] = {}
     for neutral in (True, False):
@@ -94,7 +93,6 @@ def plan_resume(
     overrides: Sequence[Sequence[str]],
     compose: Compose,
     *,
-    taken: Collection[int] = (),
     first: int = 0,
     configs_of: Callable[[Collection[int]], Configs] = lambda _: {},
     clusters: bool = False,
@@ -109,7 +107,7 @@ def plan_resume(
     Raises:
         ConfigError: the config of a job that has finished is another one now; says in what.
     """
-    matches = match_jobs(old, overrides, taken, first, clusters=clusters)
+    matches = match_jobs(old, overrides, first, clusters=clusters)
     finished = [(index, job) for index, job in enumerate(matches) if job.finished]
     with contextlib.closing(compose(finished)) as composed:
         _refuse_changes(finished, composed, configs_of)

@@ -21,7 +21,6 @@ import lllaunch.sweep.schedule as v
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.locks import PATIENCE, HeldDirectory, lock_directory
-from lllaunch.run.directory import EVENTS, PLAN, RESULT, SUBMISSION
 from lllaunch.run.files import naming
 from lllaunch.run.submission import forget_submission
 from lllaunch.sweep.history import (
@@ -34,7 +33,6 @@ from lllaunch.sweep.history import (
     write_summary,
 )
 from lllaunch.sweep.journal import (
-    ARRAYS,
     JOURNAL,
     LOCK_NAME,
     SUMMARY,
@@ -65,10 +63,6 @@ if TYPE_CHECKING:
     from lllaunch.sweep.resume import Compose
 
 _RESUME = "hydra.launcher.resume"
-
-_TRACES = frozenset({RESULT, EVENTS, SUBMISSION})
-# A number is a signed 64-bit one for most readers of JSON.
-_NUMBER = re.compile(r"\d{1,18}", re.ASCII)
 
 
 def claim(
@@ -112,36 +106,6 @@ def set_aside(path: str) -> str | None:
             os.rename(summary, _numbered(summary, number))
         os.rename(journal, _numbered(journal, number))
     return _numbered(journal, number)
-
-
-def numbers_in(path: str) -> frozenset[int]:
-    """Returns the numbers that entries of a sweep's directory have for a name.
-
-    No new job gets one of these: with Hydra's default ``hydra.sweep.subdir`` it would run in the
-    directory of something that the journal does not know. Where a job was only made ready for a
-    cluster nothing has run.
-
-    Raises:
-        OutputError: the directory cannot be read.
-    """
-    with naming(path):
-        names = os.listdir(path)
-    return frozenset(
-        int(name)
-        for name in names
-        if _NUMBER.fullmatch(name)
-        and not (ARRAYS in names and _is_only_ready(os.path.join(path, name)))
-    )
-
-
-def _is_only_ready(path: str) -> bool:
-    try:
-        names = os.listdir(path)
-    except OSError:
-        return False
-    return PLAN in names and not any(
-        each in _TRACES or each.startswith("attempt_") for each in names
-    )
 
 
 def _numbered(name: str, number: int) -> str:
@@ -282,7 +246,6 @@ class SweepSession:
             read_results(self.path, before.values()).values(),
             jobs,
             compose,
-            taken=numbers_in(self.path),
             first=first_number,
             configs_of=functools.partial(read_configs, self.journal.path),
             clusters=clusters,
@@ -307,7 +270,7 @@ class SweepSession:
     @property
     def direction(self) -> Direction | None:
         """Which of two objectives is better; None if that is not known."""
-        return self._history.direction
+        return self._history.known.direction
 
     def result(self) -> SweepResult:
         """Return what sweep.json says, without the jobs that the sweep did not come to."""
@@ -409,7 +372,10 @@ class JobRecords:
         cause = cause_of(exit_code, kind)
         if result is None or result.exit_code != exit_code:
             text = (result.root_cause if result else "") or first_line(why)
-            result = Result(_state(exit_code), exit_code, text if exit_code else "")
+            state = "signalled" if by_signal(exit_code) else "error"
+            if exit_code == 0:
+                state, text = "succeeded", ""
+            result = Result(state, exit_code, text)
         elif result.state == "signalled" and self._journal is not None:
             # Somebody has told this job to end. In a batch job all are told at once.
             cause = None
@@ -473,9 +439,3 @@ class JobRecords:
         if not isinstance(answer, Prepared):
             return composed
         return replace(composed, fingerprint=answer.fingerprint, config=answer.config)
-
-
-def _state(exit_code: int) -> str:
-    if exit_code == 0:
-        return "succeeded"
-    return "signalled" if by_signal(exit_code) else "error"

@@ -72,7 +72,7 @@ def test_jobs_run_side_by_side_and_slots_are_refilled(played: Played) -> None:
     numbers = [4, 5, 2, 3, 9, 8]
     assert played.sweep(numbers, each(), execute) == SUCCEEDED
     assert played.states() == dict.fromkeys(sorted(numbers), "succeeded")
-    assert played.history().exit_code == 0
+    assert played.history().known.exit_code == 0
     # what a job just released is never seen as somebody else's
     assert not played.of(v.JobNotStarted)
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
@@ -374,7 +374,7 @@ def test_descriptors_that_nobody_can_give_back_are_not_waited_for(
     with pytest.raises(TooFewFiles, match=r"job 0 could not be started: .* \(ulimit -n\)") as found:
         played.sweep(2, each(), jobs(lambda _: 0))
     assert found.value.exit_code == 2
-    assert played.history().exit_code == 2
+    assert played.history().known.exit_code == 2
 
 
 def test_a_job_that_dies_while_composed_ends_no_other_job(played: Played) -> None:

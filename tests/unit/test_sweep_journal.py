@@ -53,7 +53,6 @@ from lllaunch.sweep.objective import (
     objective_of,
 )
 from lllaunch.sweep.pool import Lease
-from lllaunch.sweep.session import numbers_in
 
 HEADER = Header("day-time", "0.1.0", ("+exp=resnet", "params.lr=0.1,0.01"))
 COMPOSED = ComposedRecord(
@@ -251,20 +250,6 @@ def test_the_last_config_of_a_job_is_found(tmp_path) -> None:
     assert found == {0: {"params": {"lr": 0.2, "ü": [1.0, 1]}}, 1: None}
 
 
-def test_numbers_of_directories_that_are_there_are_known(tmp_path) -> None:
-    for name in ("0", "17", "x", "1e3", "-4", "٣", "9" * 30, "latest"):
-        (tmp_path / name).mkdir()
-    # made ready for a cluster by a launcher that was killed then; and what went there
-    for name in ("20", "21"):
-        (tmp_path / name / ".hydra").mkdir(parents=True)
-        (tmp_path / name / "plan.yaml").touch()
-    (tmp_path / "21" / "submission.json").touch()
-    # of a sweep of this machine none is looked into
-    assert numbers_in(str(tmp_path)) == {0, 17, 20, 21}
-    (tmp_path / "submitted").mkdir()
-    assert numbers_in(str(tmp_path)) == {0, 17, 21}
-
-
 SECOND = 1_000_000_000
 T0 = 1_700_000_000 * SECOND
 FIRST = Header("day-time", "0.1.0", ("lr=1,2",))
@@ -287,15 +272,18 @@ def test_a_job_composed_again_begins_anew_but_its_tries_count() -> None:
     known.add(T0, again)
     job = known.jobs[0]
     assert (job.state, job.tries, job.result, job.fingerprint) == ("composed", 1, None, "e" * 64)
-    assert known.resumes == 1
+    assert known.known.resumes == 1
 
 
 def test_what_a_launcher_says_of_the_whole_sweep_lasts_until_another_says_more() -> None:
     first, second = Lease(("0", "1"), (0, 1)), Lease(("1", "2"), (1, 5))
     known = history(structs.replace(FIRST, direction="minimize", slots=first), Resumed("0.1.0"))
-    assert (known.direction, known.slots) == ("minimize", first)
+    assert (known.known.direction, known.known.slots) == ("minimize", first)
     known.add(T0, Resumed("0.2.0", (), "maximize", second))
-    assert (known.direction, known.slots) == ("maximize", Lease(("0", "1", "2"), (0, 1, 5)))
+    assert (known.known.direction, known.known.slots) == (
+        "maximize",
+        Lease(("0", "1", "2"), (0, 1, 5)),
+    )
     document = Plain()(summary_of(known, T0))
     assert document["direction"] == "maximize"
     assert as_record(document, SweepResult).direction == "maximize"
