@@ -195,10 +195,9 @@ RESTART = Node(
 def _read_restart(tree: Tree, key: str, findings: Findings) -> RestartPolicy:
     before = findings.count
     policy: RestartPolicy = RESTART.read(tree, key, findings)
-    if findings.count > before or (isinstance(tree, dict) and BROKEN in tree.values()):
-        # what is left is not compared with a default that nobody chose
-        return RestartPolicy()
-    if policy.delay > policy.max_delay:
+    # what is left of a broken one is not compared with a default that nobody chose
+    whole = findings.count == before and not (isinstance(tree, dict) and BROKEN in tree.values())
+    if whole and policy.delay > policy.max_delay:
         message = f"is more than {key}.max_delay, {format_duration(policy.max_delay)}"
         unfit = Unfit(message=message, hint="set max_delay as well", code="duration")
         findings.add(f"{key}.delay", tree["delay"], unfit)

@@ -14,7 +14,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import resolve_name
@@ -127,14 +127,6 @@ class Located:
     hint: str = ""
 
 
-@dataclass(frozen=True)
-class _Module:
-    name: str
-    file: str = ""
-    locations: tuple[str, ...] = field(default=())
-    opaque: bool = False  # made by something that has no Python source
-
-
 class _Undecided(Exception):
     """Carries the answer, where there is no module to go on with."""
 
@@ -158,10 +150,10 @@ def import_path(
 def locate(module: str, qualname: str, path: Sequence[str]) -> Located:
     """Find a dotted name in a module; with an empty one, the module itself."""
     try:
-        found = _find(module, path)
+        file = _source_of(_find(module, path))
         if not qualname:
-            return Located(NameStatus.FOUND, found.file)
-        return _look_up(found.file, _parse(found), qualname)
+            return Located(NameStatus.FOUND, file)
+        return _look_up(file, _parse(file), qualname)
     except _Undecided as undecided:
         return undecided.located
 
@@ -216,46 +208,46 @@ def locate_main(module: str, path: Sequence[str]) -> Located:
     """Find what ``python -m module`` would run: for a package, its ``__main__``."""
     try:
         found = _find(module, path)
-        if not found.locations:
-            return Located(NameStatus.FOUND, found.file)
+        if not _places(found):
+            return Located(NameStatus.FOUND, _source_of(found))
         main = _find_below(found, f"{module}.__main__")
         if main is None:
             reason = f"{module!r} is a package without a __main__ module"
-            return Located(NameStatus.MISSING, found.file, reason=reason)
-        return Located(NameStatus.FOUND, main.file)
+            return Located(NameStatus.MISSING, _source_of(found), reason=reason)
+        return Located(NameStatus.FOUND, _source_of(main))
     except _Undecided as undecided:
         return undecided.located
 
 
-def _parse(found: _Module) -> ast.Module:
-    if not found.file:
+def _parse(path: str) -> ast.Module:
+    if not path:
         raise _unknown("it has no Python source")
     try:
-        with open(found.file, "rb") as file:
-            return ast.parse(file.read(), found.file)
+        with open(path, "rb") as file:
+            return ast.parse(file.read(), path)
     except SyntaxError as error:
         where = f"line {error.lineno}: {error.msg}"
-        raise _missing(f"{found.file!r} is not valid Python, {where}", file=found.file) from None
+        raise _missing(f"{path!r} is not valid Python, {where}", file=path) from None
     except (OSError, ValueError, RecursionError, MemoryError) as error:
-        raise _unknown(f"{found.file!r} cannot be read: {error}") from None
+        raise _unknown(f"{path!r} cannot be read: {error}") from None
 
 
-def _find(name: str, path: Sequence[str]) -> _Module:
+def _find(name: str, path: Sequence[str]) -> ModuleSpec:
     top, *parts = name.split(".")
     module = _find_top(top, path)
     for part in parts:
         below = _find_below(module, f"{module.name}.{part}")
         if below is None:
-            names = (info.name for info in _some_modules(module.locations))
+            names = (info.name for info in _some_modules(_places(module)))
             reason = f"package {module.name!r} has no module {part!r}"
-            if not module.locations:
+            if not _places(module):
                 reason = f"{module.name!r} is no package: it has no module {part!r}"
-            raise _missing(reason, did_you_mean(part, names), module.file)
+            raise _missing(reason, did_you_mean(part, names), _source_of(module))
         module = below
     return module
 
 
-def _find_top(name: str, path: Sequence[str]) -> _Module:
+def _find_top(name: str, path: Sequence[str]) -> ModuleSpec:
     for finder in sys.meta_path:
         if finder is PathFinder:
             spec = _search(name, path)
@@ -265,16 +257,17 @@ def _find_top(name: str, path: Sequence[str]) -> _Module:
             except Exception as error:  # noqa: BLE001 - a finder is anybody's code
                 raise _unknown(f"a finder failed on it: {error!r}") from None
         if spec is not None:
-            return _module(name, spec)
+            return spec
     modules = (info.name for info in _some_modules(path))
     raise _missing(f"there is no module {name!r}", did_you_mean(name, modules))
 
 
-def _find_below(parent: _Module, name: str) -> _Module | None:
-    spec = _search(name, parent.locations) if parent.locations else None
+def _find_below(parent: ModuleSpec, name: str) -> ModuleSpec | None:
+    spec = _search(name, _places(parent)) if _places(parent) else None
     if spec is not None:
-        return _module(name, spec)
-    if parent.opaque or (parent.file and _makes_modules(parent.file)):
+        return spec
+    source = _source_of(parent)
+    if _makes_modules(source) if source else parent.loader is not None:
         raise _unknown(f"{parent.name!r} may have modules that no file shows")
     return None
 
@@ -297,13 +290,15 @@ def _search(name: str, path: Sequence[str]) -> ModuleSpec | None:
     return namespace
 
 
-def _module(name: str, spec: ModuleSpec) -> _Module:
-    source = spec.origin if spec.has_location and spec.origin else ""
-    if not source.endswith((".py", ".pyw")) or not os.path.isfile(source):
-        source = ""
-    locations = spec.submodule_search_locations
-    opaque = not source and spec.loader is not None
-    return _Module(name, source, tuple(locations) if locations is not None else (), opaque)
+def _source_of(spec: ModuleSpec) -> str:
+    """Return the file of a module's Python source; empty if it has none."""
+    file = spec.origin if spec.has_location and spec.origin else ""
+    return file if file.endswith((".py", ".pyw")) and os.path.isfile(file) else ""
+
+
+def _places(package: ModuleSpec) -> tuple[str, ...]:
+    """Return where the modules of a package are; empty if it is none."""
+    return tuple(package.submodule_search_locations or ())
 
 
 def _makes_modules(file: str) -> bool:
@@ -460,19 +455,19 @@ class Objects:
             return self._sources[module]
         if len(self._sources) >= _MOST_FILES:
             raise _unknown("it leads too far")
-        found = _find(module, self._path)
+        file = _source_of(_find(module, self._path))
         # a namespace package has no source, an extension module none that can be read; in neither
         # is anything bound but submodules
         source = _Source(module)
-        if found.file:
-            tree = _parse(found)
+        if file:
+            tree = _parse(file)
             bindings = bindings_in(tree)
             for node in ast.walk(tree):
                 for name in node.names if isinstance(node, ast.Global) else ():
                     bindings.setdefault(name, []).append((node, None))
-            is_package = os.path.basename(found.file).startswith("__init__.")
+            is_package = os.path.basename(file).startswith("__init__.")
             package = module if is_package else module.rpartition(".")[0]
-            source = _Source(module, found.file, package, bindings)
+            source = _Source(module, file, package, bindings)
         self._sources[module] = source
         return source
 
