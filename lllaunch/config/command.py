@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from lllaunch.config.fields import Findings, Settings, did_you_mean, one_of
+from lllaunch.config.fields import Findings, Settings, did_you_mean
 from lllaunch.config.kinds import Kind, Node
 from lllaunch.config.locate import NameStatus, locate, locate_main, misfits
 from lllaunch.config.tree import BROKEN, Tree, Withheld, has_secrets, reveal
@@ -287,19 +287,18 @@ def why_empty(root: Mapping[Any, Any], key: str, searched: Sequence[str]) -> Unf
             hint = "put the line '# @package _global_' at the top of that config file"
             return Unfit(expected, hint, f"there is {name}.{key}", code="entrypoint")
     # what +exp=resnet becomes where there is no such group: a plain value
-    groups = [
+    plain = (
         name
-        for name, value in root.items()
-        if isinstance(name, str) and isinstance(value, str) and not is_secret_name(name)
-        if re.fullmatch(r"[\w./-]{1,80}", value)
-    ]
-    if not groups:
+        for name in ("exp", *root)
+        if isinstance(name, str) and isinstance(root.get(name), str) and not is_secret_name(name)
+        if re.fullmatch(r"[\w./-]{1,80}", root[name])
+    )
+    group = next(plain, None)
+    if group is None:
         return Unfit(expected, code="entrypoint")
-    groups.sort(key=lambda name: name != "exp")
-    choices = one_of([repr(name) for name in groups[:3]])
     looked = f" in {', '.join(searched)}" if searched else ""
-    hint = f"'{groups[0]}={root[groups[0]]}' was taken for a plain value"
-    return Unfit(expected, hint, f"there is no config group {choices}{looked}", code="entrypoint")
+    hint = f"'{group}={root[group]}' was taken for a plain value"
+    return Unfit(expected, hint, f"there is no config group {group!r}{looked}", code="entrypoint")
 
 
 _PREFLIGHT = "a program and its arguments ([nvidia-smi, -L]), or {command: [...], timeout: 5m}"

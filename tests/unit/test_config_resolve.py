@@ -256,7 +256,7 @@ def test_an_empty_entrypoint_says_which_group_was_not_found() -> None:
         )
     ]
     (line,) = complaints({"entrypoint": ""}, {"name": "x", "exp": "resnet", "lr": 0.1})
-    assert "there is no config group 'exp' or 'name'; 'exp=resnet' was taken" in line
+    assert "there is no config group 'exp'; 'exp=resnet' was taken" in line
 
 
 def test_an_empty_entrypoint_says_that_a_package_line_is_missing() -> None:
