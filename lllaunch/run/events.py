@@ -23,7 +23,6 @@ from msgspec.structs import replace
 
 from lllaunch.clock import now_ns
 from lllaunch.documents import Number, Plain, Record, decode_record, isoformat
-from lllaunch.errors import OutputError
 from lllaunch.files import read_text
 from lllaunch.run.files import LineFile
 from lllaunch.supervisor.machine import RestartHistory

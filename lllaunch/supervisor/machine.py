@@ -569,11 +569,10 @@ Case = Literal[
     "ends",
     "ends at once",
     "reported",
-    # stacks: those that the group's end waits for, of one node or to be told to others; asked for
-    # after those of a finding; of a preflight there are none
+    # stacks: those that the group's end waits for, of one node or to be told to others; none, since
+    # it is a preflight, or those of a finding follow or are there
     "awaited",
     "shared",
-    "taken",
     "none",
 ]
 
@@ -667,7 +666,6 @@ _ROWS: tuple[_Row, ...] = (
     ((S.RUNNING,), (WatchdogFired,), "none", None, ()),
     ((S.PAUSED,), (WatchdogFired,), "over", S.DONE, (Step.FINISH,)),
     ((S.RUNNING, *_ENDING[1:]), (StacksAsked,), "", None, (Step.TAKE_STACKS,)),
-    (_ENDING[1:], (StacksAsked,), "taken", None, ()),
     ((S.RUNNING, *_ENDING[1:]), (StacksAsked,), "none", None, ()),
     ((S.INIT, S.TAKING_STACKS, S.LOOKING, *_IDLE), (StacksAsked,), "", None, ()),
     ((S.TAKING_STACKS,), (StacksTaken, GroupStacks), "awaited", S.TERMINATING,
@@ -862,10 +860,9 @@ class Machine:
         return ""
 
     def _stacks_asked(self, _: StacksAsked) -> Case:
-        if self._known.preflight and self.state in (GroupState.RUNNING, *_ENDING[1:]):
-            return "none"
-        # Those that something ends for are shown as well.
-        return "taken" if self._known.fired is not None and self.state in _ENDING[1:] else ""
+        # those that something ends for are shown as well
+        none = self._known.preflight or self._known.fired is not None
+        return "none" if none and self.state in (GroupState.RUNNING, *_ENDING[1:]) else ""
 
     def _blame(self, reason: Reason) -> None:
         """The first reason is the one that the attempt ends for."""
