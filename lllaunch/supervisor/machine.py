@@ -548,8 +548,7 @@ Case = Literal[
     # the end of a worker: how, and whether it was the last one
     "succeeded",
     "failed",
-    "last succeeded",
-    "last failed",
+    "last",
     # the end of all: the group has succeeded, or its preflight has; is started again, now or later,
     # or is not
     "success",
@@ -607,10 +606,9 @@ _ROWS: tuple[_Row, ...] = (
     (_ENDING + _IDLE, (PreflightTimedOut,), "", None, ()),
     # Workers end: the group fails with the first that fails, and is over with the last.
     (_LIVE, (Exited,), "succeeded", None, ()),
-    (_LIVE, (Exited,), "last succeeded", S.CLEANING_UP, (Step.CLEAN_UP,)),
     (_WELL, (Exited, StartFailed), "failed", S.TERMINATING, _TERMINATE),
     (_ENDING, (Exited, StartFailed), "failed", None, ()),
-    (_LIVE, (Exited, StartFailed), "last failed", S.CLEANING_UP, (Step.CLEAN_UP,)),
+    (_LIVE, (Exited, StartFailed), "last", S.CLEANING_UP, (Step.CLEAN_UP,)),
     # What they left behind is gone; or the spawner is, which takes workers and all along.
     (_CLEANING, _NOBODY, "success", S.BARRIER, (Step.WAIT,)),
     ((*_LIVE, *_IDLE), (AttemptProgress,), "", None, ()),
@@ -874,12 +872,12 @@ class Machine:
             self._learn(startable=self._known.startable - {event.local_rank})
         fault = fault_of(event)
         if fault is None:
-            return "succeeded" if self.alive else "last succeeded"
+            return "succeeded" if self.alive else "last"
         if self.healthy:
             # What the watchdog found before is why.
             reason: Reason = "preflight" if self._known.preflight else fault
             self._blame(self._known.fired.kind if self._known.fired else reason)
-        return "failed" if self.alive else "last failed"
+        return "failed" if self.alive else "last"
 
     def _all_ended(self, event: OrphansGone | OrphansStuck | SpawnerGone) -> Case:
         if self.state in (GroupState.AGREEING, GroupState.PAUSED, GroupState.BARRIER):
