@@ -420,7 +420,9 @@ class _Examination:
                 break
         if missing and not problem.hint:
             keys = [*self.origins.keys()][:_MOST_CHOICES]
-            problem = replace(problem, hint=did_you_mean(missing, keys))
+            # what it is within is there, and not meant
+            others = (each for each in keys if not missing.startswith(f"{each}."))
+            problem = replace(problem, hint=did_you_mean(missing, others))
         file, line = self._place(at)
         if problem.code == "no-policy":
             problem = replace(problem, key="")
