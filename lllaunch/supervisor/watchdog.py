@@ -177,8 +177,8 @@ class WatchdogDriver:
         self._finding: Finding | None = None
         self._hung: tuple[int, ...] = ()
         self._taking: _Taking | None = None
-        # Limits that were reported.
-        self._settled: set[str] = set()
+        # Seconds without a heartbeat that are too long.
+        self._patience = math.inf
 
     # One attempt after another
 
@@ -317,6 +317,8 @@ class WatchdogDriver:
             self._due["sample"] = now + self._samples
         if policy.timeout is not None:
             self._due["timeout"] = now + policy.timeout
+        if policy.heartbeat is not None:
+            self._patience = policy.heartbeat
 
     def close(self) -> None:
         """Watch no more; idempotent. A signal that interrupts it leaves no directory behind."""
@@ -349,7 +351,7 @@ class WatchdogDriver:
             self._notice_freeze(now)
             wait = None if self._timers is None else self._timers.next_in()
             found = [None if wait is None else now + wait, *self._moments()]
-            lost = [moment + self._limit for moment in self._last_beats().values()]
+            lost = [moment + self._patience for moment in self._last_beats().values()]
             self._wakes = min((each for each in (*found, *lost) if each is not None), default=None)
             moments.append(self._wakes)
         elif not self._takes_all and self._pids:
@@ -361,12 +363,6 @@ class WatchdogDriver:
         """Moments of the next looks; without workers there is nobody of whom to take a sample."""
         left_out = {"kernel"} if self._pids else {"kernel", "sample"}
         return [moment for name, moment in self._due.items() if name not in left_out]
-
-    @property
-    def _limit(self) -> float:
-        """Seconds without a heartbeat that are too long."""
-        reported = "heartbeat" in self._settled
-        return math.inf if self._policy.heartbeat is None or reported else self._policy.heartbeat
 
     @property
     def _takes_all(self) -> bool:
@@ -433,11 +429,12 @@ class WatchdogDriver:
             return [finding]
         if reported:
             # it is watched for no more in this attempt
-            self._settled.add(name)
             self._detectors.pop(name, None)
             self._due.pop(name, None)
             if name == "spin":
                 self._end_taking()
+            elif name == "heartbeat":
+                self._patience = math.inf
             return [WatchdogFired(finding, kind_of(finding), ends=False)]
         self._finding = self._finding or finding
         asked = None
@@ -465,7 +462,7 @@ class WatchdogDriver:
         late = {
             rank: now - moment
             for rank, moment in sorted(self._last_beats().items())
-            if now - moment >= self._limit
+            if now - moment >= self._patience
         }
         if late:
             found.append(HeartbeatLost(tuple(late), max(late.values())))
@@ -491,7 +488,7 @@ class WatchdogDriver:
 
     def _last_beats(self) -> dict[int, float]:
         """From when on the next heartbeat is waited for, of live workers that have sent one."""
-        if self._started is None or self._limit == math.inf:
+        if self._started is None or self._patience == math.inf:
             return {}
         starts = max(self._started + self._policy.warmup, self._thawed)
         beats = self._live_beats()
