@@ -53,7 +53,6 @@ from lllaunch.locks import PATIENCE
 from lllaunch.results.index import remember
 from lllaunch.run.directory import SUBMISSION, RunDirectory
 from lllaunch.run.files import link_atomic, naming
-from lllaunch.spec import node_directory
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -177,6 +176,8 @@ class Jobs:
         if fresh:
             path = self._hold(RunDirectory.claim_new(name)).path
         if nodes is not None:
+            from lllaunch.spec import node_directory  # noqa: PLC0415 - of several nodes only
+
             # each has its own below the run's, which is nobody's alone
             self._hold(self._taken(os.path.join(path, node_directory(nodes.node_rank))))
         elif not fresh:

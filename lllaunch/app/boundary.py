@@ -77,6 +77,10 @@ _IN_SHORT = {
     r"^To append to your default list use \+((.+?)=.+)$": (
         r"\1: no config of group '\2' is chosen yet; to choose one: +\1"
     ),
+    r"^Multiple values for (\S+)\. To override .* use '(override \1: .+)'": (
+        r"\1: a config of that group is chosen already; to choose another one: '\2' in a defaults "
+        r"list, or \1=NAME without + on the command line"
+    ),
     r"^Could not override '([^']+)'\.\s+To append to .* use (\+.+)$": (
         r"\1: no such key in the config; to add it: \2"
     ),
