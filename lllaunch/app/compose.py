@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from hydra import version
-from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobRuntime, env_override, setup_globals, validate_config_path
 from hydra.types import HydraContext, RunMode
@@ -35,6 +34,7 @@ from lllaunch.app.configs import (
     as_written,
     config_path_of,
     experiment_name,
+    given_overrides,
     install_app,
     job_name,
 )
@@ -136,10 +136,8 @@ class Composition(contextlib.ExitStack):
 
     def __enter__(self) -> Self:
         path, directory = config_path_of(self.command.config_path), self.command.config_dir
-        if directory is not None:
-            directory = os.path.abspath(directory)
-            if not os.path.isdir(directory):
-                raise ComposeFailed(f"--config-dir: there is no directory {directory!r}")
+        if directory is not None and not os.path.isdir(directory):
+            raise ComposeFailed(f"--config-dir: there is no directory {directory!r}")
         config, runtime = HydraConfig.instance(), JobRuntime.instance()
         base = version.VersionBase.instance()
         self.callback(setattr, config, "cfg", config.cfg)
@@ -150,27 +148,25 @@ class Composition(contextlib.ExitStack):
             setup_globals()
             version.setbase(BASE)
             runtime.set("name", MODULE)
-            install_app(self.command.config_dir)
+            install_app(directory)
             with composing():
                 validate_config_path(path or PACKAGED)
                 found = create_automatic_config_search_path(None, MODULE, path or PACKAGED)
-                if directory is not None:
-                    anchor = SearchPathQuery(provider="schema")
-                    found.prepend("command-line", f"file://{directory}", anchor=anchor)
                 self.loader = GuardedLoader(found, reviewing=True)
         except BaseException:
             self.close()
             raise
         return self
 
-    def _load(self, mode: RunMode, overrides: Sequence[str] = (), **more: Any) -> DictConfig:
+    def load(self, mode: RunMode, overrides: Sequence[str] = (), **more: Any) -> DictConfig:
+        """Return the config of a run or a sweep, with what the command line says and more."""
         every = [*self.command.overrides, *overrides]
         with composing():
             return self.loader.load_configuration(self.config_name, every, mode, **more)
 
     def compose(self, overrides: Sequence[str] = ()) -> DictConfig:
         """Return the config of a run, whole; it is Hydra's config of this process."""
-        config = self._load(RunMode.RUN, overrides)
+        config = self.load(RunMode.RUN, overrides)
         with composing():
             HydraConfig.instance().set_config(config)
             output_dir = str(OmegaConf.select(config, "hydra.run.dir"))
@@ -187,22 +183,11 @@ class Composition(contextlib.ExitStack):
             spec = plan_job(config, None, here=False, entrypoint_required=entrypoint_required)
         return with_hydra(spec, config)
 
-    def master(self) -> DictConfig:
-        """Return what a sweep itself is composed to; it is Hydra's config of this process."""
-        config = self._load(RunMode.MULTIRUN)
-        with composing():
-            HydraConfig.instance().set_config(config)
-        return config
-
-    def composer(self, master: DictConfig) -> Composer:
-        """Returns what composes the jobs of a sweep."""
-        return Composer(HydraContext(self.loader, Callbacks()), master, None)
-
     def is_sweep(self) -> bool:
         """Return whether a sweep is asked for, by the command line or by the config."""
         if self.command.multirun:
             return True
-        config = self._load(RunMode.MULTIRUN, validate_sweep_overrides=False)
+        config = self.load(RunMode.MULTIRUN, validate_sweep_overrides=False)
         with composing():
             return bool(config.hydra.mode == RunMode.MULTIRUN)
 
@@ -284,16 +269,17 @@ def review_sweep(composed: Composition) -> list[Reviewed]:
 
     What is wrong with the sweep is a `ConfigError`, with a job of it a `ComposeFailed`.
     """
-    master = composed.master()
+    master = composed.load(RunMode.MULTIRUN)
     key = "hydra.sweeper._target_"
-    target = OmegaConf.select(master, key)
-    if target not in _SWEEPERS:
-        message = "chooses its jobs while it runs: there is no list of them"
-        hint = "show one job, without -m"
-        raise ConfigError((Diagnostic("sweeper", key, repr(target), message, hint),))
     with composing():
+        HydraConfig.instance().set_config(master)
+        target = OmegaConf.select(master, key)
+        if target not in _SWEEPERS:
+            message = "chooses its jobs while it runs: there is no list of them"
+            hint = "show one job, without -m"
+            raise ConfigError((Diagnostic("sweeper", key, repr(target), message, hint),))
         grid = grid_of(master, composed.loader, as_written(master.hydra.overrides.task))
-    composer = composed.composer(master)
+    composer = Composer(HydraContext(composed.loader, Callbacks()), master, None)
     found: list[Reviewed] = []
     for number, overrides in enumerate(grid):
         try:
@@ -304,8 +290,7 @@ def review_sweep(composed: Composition) -> list[Reviewed]:
         except LaunchError as error:
             why = f"{job_name(overrides)}:\n{error}".replace("\n", "\n  ")
             raise ComposeFailed(why, exit_code=error.exit_code) from error
-        every = [*as_written(master.hydra.overrides.hydra), *overrides]
-        origins = functools.cache(functools.partial(composed.origins, every))
+        origins = functools.cache(functools.partial(composed.origins, given_overrides(job.whole)))
         # the first one is shown whole, the others by what differs
         told = OriginAnnotator(Origins({}) if found else origins(), spec, sweeps=True)
         found.append(_reviewed(spec, job.whole, origins, told, overrides))
