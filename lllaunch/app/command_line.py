@@ -312,6 +312,8 @@ def _of_word(word: str, words: Sequence[str], line: _Reader) -> str:
     experiment = word.lstrip("+").removeprefix("conf/").removeprefix("exp/").removesuffix(".yaml")
     if word in VERBS:
         return f"{word!r} is a command, and comes first: {program()} {word} ..."
+    if word.endswith(".yaml") and not os.path.isfile(word):
+        return f"{word}: no such file"
     if os.path.isfile(os.path.join("conf", "exp", f"{experiment}.yaml")):
         given = [*line.found, f"+exp={experiment}", *line.overrides, *line.left[1:]]
         command = f"{program()} {shlex.join(given)}"
