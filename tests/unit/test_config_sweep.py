@@ -11,11 +11,12 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.app.configs import install
+from lllaunch.config.cluster import of_launcher
 from lllaunch.config.nodes import HostContext
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import launcher_node
 from lllaunch.config.sweep import SWEEP, SweepSettings, sweep_settings
-from lllaunch.errors import ConfigError
+from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.launch_settings import KEYS, LAUNCH_FIELDS
 from lllaunch.spec import RESTART_CAUSES, LaunchSpec
 from lllaunch.sweep.schedule import Retries, SweepPolicy
@@ -187,3 +188,19 @@ def test_a_cluster_that_there_is_none_of_is_refused(stored: Path) -> None:
         )
     cfg = composed(stored, "hydra.launcher.cluster=slurm", "launch.entrypoint=env")
     assert sweep_settings(cfg.hydra.launcher) == SweepSettings()
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        ("cluster.partition", "hydra.launcher.cluster.partition"),
+        ("cluster.timeout_min", "hydra.launcher.timeout_min"),
+        ("cluster.setup[0]", "hydra.launcher.setup[0]"),
+        ("cluster.backend", "hydra.launcher.cluster"),
+        ("launch.nproc", "launch.nproc"),
+    ],
+)
+def test_a_problem_with_the_launchers_cluster_has_its_key_there(key: str, told: str) -> None:
+    node = {"cluster": {"partition": "gpu"}, "timeout_min": 5, "setup": ["x"]}
+    problem = Diagnostic("cluster", key, "x", "is wrong")
+    assert of_launcher(problem, node, "hydra.launcher").key == told
