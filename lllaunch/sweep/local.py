@@ -43,8 +43,6 @@ class LocalExecutor(Executor):
     ``label``: gives the overrides of a job, redacted, for one that dies before it can say them.
     """
 
-    _remains: Remains
-
     def __init__(
         self,
         work: Work,
@@ -69,9 +67,7 @@ class LocalExecutor(Executor):
         # The number of a job that is to be composed, and has no process yet.
         self._unforked: int | None = None
         self._watches: dict[Slot, SlotWatch] = {}
-
-    def open(self) -> None:
-        """Adopt what jobs leave from now on."""
+        # what jobs leave is adopted from now on
         self._remains = Remains(self._all_marks)
 
     # What the scheduler decides

@@ -73,9 +73,6 @@ class Executor:
     # whether jobs go on when the launcher has ended
     left = False
 
-    def open(self) -> None:
-        """The sweep begins."""
-
     def compose(self, number: int) -> None:
         """Compose a job."""
         raise NotImplementedError
@@ -170,7 +167,6 @@ class Sweep:
                 have ended then, or are left to the queue that they are in.
         """
         executor = self._executor
-        executor.open()
         try:
             self.tell(v.BeginSweep())
             while self._finish is None:

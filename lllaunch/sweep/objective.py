@@ -85,9 +85,8 @@ class Objectives:
         """
         if self.lowest is None or self.highest is None:
             return ()
-        if self.direction is not None:
-            best = self.lowest if self.direction == "minimize" else self.highest
-            return (("best", best),)
+        if self.best is not None:
+            return (("best", self.best),)
         if self.lowest == self.highest:
             return (("objective", self.lowest),)
         return (("lowest", self.lowest), ("highest", self.highest))

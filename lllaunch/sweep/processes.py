@@ -312,7 +312,9 @@ class Remains:
                 continue
             with contextlib.suppress(ChildProcessError):
                 if os.waitpid(pid, os.WNOHANG)[0] == 0:
-                    self._watch(pid)
+                    pidfd = None if pid in self.pidfds else open_pidfd(pid)
+                    if pidfd is not None:
+                        self.pidfds[pid] = pidfd
                     continue
             self._forget(pid)
         for pid in [pid for pid, pidfd in self.pidfds.items() if process_ended(pidfd)]:
@@ -354,12 +356,6 @@ class Remains:
             os.close(pidfd)
         self.pidfds.clear()
         Subreaper.release()
-
-    def _watch(self, pid: int) -> None:
-        if pid not in self.pidfds:
-            pidfd = open_pidfd(pid)
-            if pidfd is not None:
-                self.pidfds[pid] = pidfd
 
     def _forget(self, pid: int) -> None:
         pidfd = self.pidfds.pop(pid, -1)

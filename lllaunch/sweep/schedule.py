@@ -135,11 +135,15 @@ class JobState(str, Enum):
 # Events
 
 
-class BeginSweep(Record, frozen=True):
+class SweepEvent(Record, frozen=True):
+    """What has happened to a sweep."""
+
+
+class BeginSweep(SweepEvent, frozen=True):
     """The launcher was asked to sweep."""
 
 
-class JobComposed(Record, frozen=True):
+class JobComposed(SweepEvent, frozen=True):
     """The next job is composed, and its config is good. Answers `ComposeNext`."""
 
     number: int
@@ -149,7 +153,7 @@ class JobComposed(Record, frozen=True):
     directory: str = ""
 
 
-class JobBroken(Record, frozen=True):
+class JobBroken(SweepEvent, frozen=True):
     """The next job could not be composed, or its config is wrong. Answers `ComposeNext`."""
 
     number: int
@@ -161,13 +165,13 @@ class JobBroken(Record, frozen=True):
     directory: str = ""
 
 
-class SlotsFreed(Record, frozen=True):
+class SlotsFreed(SweepEvent, frozen=True):
     """Other launchers no longer hold slots that `JobNotStarted` named."""
 
     slots: Lease
 
 
-class JobNotStarted(Record, frozen=True):
+class JobNotStarted(SweepEvent, frozen=True):
     """A job was not started: other launchers hold its slots, or something failed."""
 
     number: int
@@ -175,7 +179,7 @@ class JobNotStarted(Record, frozen=True):
     held: Lease = Lease()
 
 
-class JobDropped(Record, frozen=True):
+class JobDropped(SweepEvent, frozen=True):
     """A job that was started is gone from a queue: somebody has cancelled it before it ran."""
 
     number: int
@@ -183,21 +187,21 @@ class JobDropped(Record, frozen=True):
     why: str = ""
 
 
-class Blocked(Record, frozen=True):
+class Blocked(SweepEvent, frozen=True):
     """The journal cannot be written, or no process can be made: no job can be started."""
 
     why: str = ""
 
 
-class Unblocked(Record, frozen=True):
+class Unblocked(SweepEvent, frozen=True):
     """What `Blocked` told of works again."""
 
 
-class Abandoned(Record, frozen=True):
+class Abandoned(SweepEvent, frozen=True):
     """No job can be started any more: what failed will not work again."""
 
 
-class JobEnded(Record, frozen=True):
+class JobEnded(SweepEvent, frozen=True):
     """The process of a running job has ended, or could not be made. Its slots are free."""
 
     number: int
@@ -214,44 +218,32 @@ class JobEnded(Record, frozen=True):
     cancelled: bool = False
 
 
-class RetryDue(Record, frozen=True):
+class RetryDue(SweepEvent, frozen=True):
     """The moment that a `Retry` named has come."""
 
     number: int
 
 
-class SweepSignalled(Record, frozen=True):
+class SweepSignalled(SweepEvent, frozen=True):
     """A signal to the launcher."""
 
     signum: int
 
 
-SweepEvent = (
-    BeginSweep
-    | JobComposed
-    | JobBroken
-    | SlotsFreed
-    | JobNotStarted
-    | JobDropped
-    | Blocked
-    | Unblocked
-    | Abandoned
-    | JobEnded
-    | RetryDue
-    | SweepSignalled
-)
-
-
 # Actions
 
 
-class ComposeNext(Record, frozen=True):
+class SweepAction(Record, frozen=True):
+    """What is to be done for a sweep."""
+
+
+class ComposeNext(SweepAction, frozen=True):
     """Compose one more job. Exactly one event answers; until then no other is asked for."""
 
     number: int
 
 
-class StartJob(Record, frozen=True):
+class StartJob(SweepAction, frozen=True):
     """Lock the slots of a lease and start a job; else `JobNotStarted` follows."""
 
     number: int
@@ -259,7 +251,7 @@ class StartJob(Record, frozen=True):
     attempt: int = 0  # number of the job's attempt in this sweep, from 0
 
 
-class Retry(Record, frozen=True):
+class Retry(SweepAction, frozen=True):
     """An attempt of a job failed, and the job is tried again."""
 
     number: int
@@ -270,7 +262,7 @@ class Retry(Record, frozen=True):
     at: float | None = None
 
 
-class Settle(Record, frozen=True):
+class Settle(SweepAction, frozen=True):
     """What became of a job, for good. Comes exactly once for each job that was told of."""
 
     number: int
@@ -280,20 +272,19 @@ class Settle(Record, frozen=True):
     why: str = ""
 
 
-class SignalJobs(Record, frozen=True):
+class SignalJobs(SweepAction, frozen=True):
     """Send a signal to all running jobs; they end their workers, but for SIGKILL."""
 
     signum: int
 
 
-class FinishSweep(Record, frozen=True):
+class FinishSweep(SweepAction, frozen=True):
     """The sweep is over."""
 
     exit_code: int
     signum: int | None = None
 
 
-SweepAction = ComposeNext | StartJob | Retry | Settle | SignalJobs | FinishSweep
 SweepActions = tuple[SweepAction, ...]
 
 

@@ -164,6 +164,8 @@ class SweepSession:
         self.path = directory.path
         self.journal = journal
         self.resumed = resumed is not None
+        # descriptors that hold the directory as long as somebody has them open
+        self.locks = directory.locks
         self._directory = directory
         # to be written as soon as the jobs are known to be the same; then None
         self._resumption = resumed
@@ -261,11 +263,6 @@ class SweepSession:
         self.journal.flush()
         again = {job.job: job.directory for job in planned if job.directory and not job.finished}
         return Batch(jobs, tuple(job.job for job in planned), skipped, again)
-
-    @property
-    def locks(self) -> tuple[int, ...]:
-        """Descriptors that hold the directory as long as somebody has them open."""
-        return self._directory.locks
 
     @property
     def direction(self) -> Direction | None:
