@@ -55,10 +55,8 @@ def choose_gpus(limit: Limit, visible: Sequence[Gpu], why_none: str) -> tuple[Gp
             number = "several of them" if found else "none of them"
             expected = f"names of visible GPUs ({names})"
             raise Unfit(expected, f"{_shown(name)} is {number}", code="gpus")
-        if found[0] in chosen:
-            raise Unfit("each GPU at most once", f"{found[0].name} is named twice", code="gpus")
         chosen += found
-    return tuple(chosen)
+    return tuple(dict.fromkeys(chosen))
 
 
 def choose_cpus(limit: Limit, cores: Cores) -> tuple[int, ...]:
@@ -89,9 +87,6 @@ def choose_cpus(limit: Limit, cores: Cores) -> tuple[int, ...]:
             which = str(low) if low == high else f"{low}-{high}"
             expected = f"cores that may be used ({spans(cores.numbers)})"
             raise Unfit(expected, f"{which} may not be used", code="cpus")
-        if chosen.intersection(within):
-            twice = min(chosen.intersection(within))
-            raise Unfit("each core at most once", f"{twice} is named twice", code="cpus")
         chosen.update(within)
     return tuple(sorted(chosen))
 
