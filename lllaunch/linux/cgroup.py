@@ -1,15 +1,25 @@
-"""Control groups: what limits this process and its workers.
+"""Control groups: what limits this process, and a group for the workers of a spawner.
 
-Every part may be missing, since containers hide some; what is missing is None. Sources:
-``/proc/self/cgroup`` (cgroups(7)) and ``/proc/self/mountinfo`` (proc(5)); sched_getaffinity(2),
-which covers cpusets; the kernel's admin-guide/cgroup-v2.rst for ``cpu.max``, ``memory.max`` and
-``memory.events``; scheduler/sched-bwc.rst for ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us`` of
-version 1, admin-guide/cgroup-v1/memory.rst for ``memory.limit_in_bytes`` and
-``memory.oom_control``; ``oom_kill`` in ``/proc/vmstat``, ``MemTotal`` in ``/proc/meminfo``.
+Sources: ``/proc/self/cgroup`` (cgroups(7)) and ``/proc/self/mountinfo`` (proc(5)). Every part may
+be missing (containers hide some).
+
+Whatever a process does with its session, environment or parents, it stays in its cgroup, and
+``cgroup.kill`` ends all of them at once. So this is the surest way of ending a tree; where cgroups
+are not delegated, everything works without it. Files: the kernel's cgroup-v2 documentation.
+
+Sources: sched_getaffinity(2), which covers cpusets; cgroup v2 ``cpu.max`` (kernel,
+admin-guide/cgroup-v2.rst); cgroup v1 ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us`` (kernel,
+scheduler/sched-bwc.rst).
+
+Sources: cgroup v2 ``memory.max`` and ``memory.events`` (kernel, admin-guide/cgroup-v2.rst), cgroup
+v1 ``memory.limit_in_bytes`` and ``memory.oom_control`` (admin-guide/cgroup-v1/memory.rst),
+``oom_kill`` in ``/proc/vmstat`` and ``MemTotal`` in ``/proc/meminfo``. Every part may be missing
+(containers hide some); what is missing is None.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -79,6 +89,72 @@ def _upwards(root: str, mount: str, path: str) -> list[str]:
         directory = os.path.dirname(directory)
         directories.append(directory)
     return directories
+
+
+# The first part of a cgroup's name; a mark and the maker's process id follow.
+_NAME = "lllaunch"
+
+
+def _remove_left_behind(parent: str) -> None:
+    """Remove the cgroups below ``parent`` that are empty, and whose makers have ended."""
+    for name in os.listdir(parent):
+        kind, _, rest = name.partition("-")
+        maker = rest.rpartition("-")[2]
+        if kind == _NAME and maker.isdecimal() and not os.path.exists(f"/proc/{maker}"):
+            with contextlib.suppress(OSError):  # something lives in it, or it is another user's
+                os.rmdir(os.path.join(parent, name))
+
+
+class Cgroup:
+    """A child cgroup of this process's own."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        # the file that a process writes ``0`` to in order to join
+        self.procs = os.path.join(directory, "cgroup.procs")
+
+    @classmethod
+    def create(cls, mark: str) -> Cgroup | None:
+        """Make one, and remove those that launchers have left behind that were killed.
+
+        Returns None where it is not allowed, or could not be killed as a whole.
+        """
+        try:
+            own = [each.directories[0] for each in hierarchies("") if each.version == 2]
+            if not own:
+                return None
+            _remove_left_behind(own[0])
+            directory = os.path.join(own[0], f"{_NAME}-{mark}-{os.getpid()}")
+            os.mkdir(directory)
+        except OSError:
+            return None
+        group = cls(directory)
+        if not os.path.exists(os.path.join(directory, "cgroup.kill")):
+            # Linux before 5.14.
+            group.remove()
+            return None
+        return group
+
+    def kill(self) -> None:
+        """SIGKILL everything in it."""
+        with (
+            contextlib.suppress(OSError),
+            open(os.path.join(self._directory, "cgroup.kill"), "w") as f,
+        ):
+            f.write("1")
+
+    def empty(self) -> bool:
+        """Return whether nothing lives in it, or it is gone."""
+        try:
+            with open(os.path.join(self._directory, "cgroup.events"), "rb") as events:
+                return b"populated 1" not in events.read()
+        except OSError:
+            return True
+
+    def remove(self) -> None:
+        """Remove it, if nothing is in it."""
+        with contextlib.suppress(OSError):
+            os.rmdir(self._directory)
 
 
 class Cores(NamedTuple):

@@ -51,6 +51,8 @@ class ChildDefaults:
     base_path: tuple[str, ...]  # sys.path of a fresh interpreter without its first entry
     # command line that starts a fresh interpreter, without what it runs
     interpreter: tuple[str, ...]
+    # file to write ``0`` to in order to join the workers' cgroup; empty if there is none
+    cgroup: str
     private_fds: tuple[int, ...]  # the spawner's own descriptors, closed in every child
     # by local rank: the calls of a launcher that was forked to be the spawner
     calls: Mapping[int, Forked] = field(default_factory=dict)
@@ -102,6 +104,10 @@ def _prepare(
         # It died before the signal was set.
         os._exit(127)
     forks.reset(around.ignored, python=program is None and not request.fresh)
+    if around.cgroup:
+        # Without the cgroup the tree is ended process by process.
+        with contextlib.suppress(OSError), open(around.cgroup, "w") as file:
+            file.write("0")
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Self
 
 from lllaunch.errors import SpawnerDied
 from lllaunch.events import PreloadBroken, Ready, SpawnerEvent, SpawnerGone, Started
+from lllaunch.linux.cgroup import Cgroup
 from lllaunch.linux.process import (
     Alarm,
     Subreaper,
@@ -94,9 +95,11 @@ class Branch(NamedTuple):
             self.other.close()
 
 
-# How long an ending spawner may take to end what is left, before it is killed; and how long that
-# may take in turn.
+# How long an ending spawner may take to end what is left, before it is killed; and how long that,
+# and the end of its cgroup, may take in turn.
 _CLOSE_SECONDS = 10.0
+# Between two looks at a cgroup that is about to be empty.
+_PAUSE_SECONDS = 0.01
 
 
 class Spawner:
@@ -141,6 +144,7 @@ class Spawner:
         self._epoll: select.epoll | None = None
         self._alarm: Alarm | None = None
         self._limits = (0, 0)
+        self._cgroup: Cgroup | None = None
 
     # Starting and configuring
 
@@ -209,6 +213,7 @@ class Spawner:
         self._send({"op": "hold"}, fds=(*Inherited.held, *self._locks))
 
     def _connect(self, sock: socket.socket) -> None:
+        self._cgroup = Cgroup.create(self.mark)
         self._channel = Channel(sock)
         self._epoll = select.epoll()
         self._alarm = Alarm()
@@ -244,6 +249,7 @@ class Spawner:
                 "cwd": cwd,
                 "preload": list(preload),
                 "open_files": self._limits,
+                "cgroup": self._cgroup.procs if self._cgroup is not None else "",
                 "interpreter": interpreter_command(),
             }
         )
@@ -533,8 +539,9 @@ class Spawner:
         self._ready = True
         adopted(self.pid)
         self._hand_locks()
+        cgroup = self._cgroup.procs if self._cgroup is not None else ""
         # a worker whose stream goes to no file writes to where this process's goes
-        self._send({"op": "adopt"}, fds=(1, 2))
+        self._send({"op": "adopt", "cgroup": cgroup}, fds=(1, 2))
 
     def _await_branch(self, until: float | None) -> None:
         while not self.pid:
@@ -542,6 +549,8 @@ class Spawner:
             late = left is not None and left <= 0
             if late or self._channel is None or self._channel.closed:
                 self.forget()
+                if self._cgroup is not None:
+                    self._cgroup.remove()
                 raise SpawnerDied(0, None, "it did not hand over a branch")
             wait_readable(self._channel, left)
             for message in self._channel.receive():
@@ -646,22 +655,32 @@ class Spawner:
 
         Yields how long to wait before the next step, seconds.
         """
-        for patience_is_over in (False, True):
-            if patience_is_over:
-                self._kill_spawner()
-            deadline = time.monotonic() + _CLOSE_SECONDS
-            while not process_ended(self._pidfd) and (left := deadline - time.monotonic()) > 0:
-                yield left
+        yield from self._until(lambda: process_ended(self._pidfd), _CLOSE_SECONDS)
+        if not process_ended(self._pidfd):
+            self._kill_spawner()
+            yield from self._until(lambda: process_ended(self._pidfd), _CLOSE_SECONDS)
         status = self._wait()
         if self._epoll is not None:
             with contextlib.suppress(FileNotFoundError):
                 self._epoll.unregister(self._pidfd)
+        group = self._cgroup
         if status != 0:
             # One that ends by itself has ended everything below it first.
+            if group is not None:
+                group.kill()
             yield from end_adopted(self.mark)
+        if group is not None:
+            yield from self._until(group.empty, _PAUSE_SECONDS)
+            group.remove()
         self.dead = SpawnerGone(self.pid, status, sent=tuple(self._sent))
         self._events.append(self.dead)
         self._release()
+
+    @staticmethod
+    def _until(done: Callable[[], bool], pause: float) -> Iterator[float]:
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        while not done() and (left := deadline - time.monotonic()) > 0:
+            yield min(pause, left)
 
     def _release(self) -> None:
         for key in list(self._workers):

@@ -176,6 +176,8 @@ class Server:
             self._cleanup = None
 
     def _adopt(self, message: Message) -> None:
+        assert self._around is not None
+        self._around = replace(self._around, cgroup=message.header["cgroup"])
         for number, fd in enumerate(message.fds, 1):
             os.dup2(fd, number)
             os.close(fd)
@@ -193,6 +195,7 @@ class Server:
             open_files=(header["open_files"][0], header["open_files"][1]),
             base_path=tuple(path for path in sys.path if path),
             interpreter=tuple(header["interpreter"]),
+            cgroup=header["cgroup"],
             private_fds=self._private,
         )
         os.environ.clear()
@@ -315,7 +318,7 @@ class Server:
     def begin(self, around: ChildDefaults) -> NoReturn:
         """Serve as a branch, which needs no configuring."""
         private = self._private
-        self._around = replace(around, spawner=os.getpid(), private_fds=private)
+        self._around = replace(around, spawner=os.getpid(), private_fds=private, cgroup="")
         pidfd = open_pidfd(os.getpid())
         assert pidfd is not None  # our own
         self._send({"event": "branched", "pid": os.getpid()}, (pidfd,))
@@ -334,6 +337,7 @@ class Server:
             open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
             base_path=tuple(sys.path),
             interpreter=(),
+            cgroup="",
             private_fds=self._private,
             calls=calls,
         )

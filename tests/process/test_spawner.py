@@ -28,6 +28,7 @@ from lllaunch.events import (
     Started,
     StartFailed,
 )
+from lllaunch.linux.cgroup import Cgroup
 from lllaunch.linux.process import wait_readable
 from lllaunch.run.excerpts import read_exit_call
 from lllaunch.run.result import CalledExit
@@ -514,10 +515,20 @@ ESCAPER = (
 )
 
 
+@pytest.fixture
+def without_cgroup(monkeypatch: pytest.MonkeyPatch) -> Iterator[Spawner]:
+    """A spawner where cgroups are not delegated."""
+    monkeypatch.setattr(Cgroup, "create", lambda _: None)
+    with Spawner() as started:
+        started.configure(os.environ, os.getcwd())
+        yield started
+
+
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_daemon_with_no_mark_and_no_session_of_a_worker_dies_with_the_spawner(
-    spawner: Spawner, how: str
+    without_cgroup: Spawner, how: str
 ) -> None:
+    spawner = without_cgroup
     key, worker = started(spawner, script(ESCAPER))
     escaped = pid_in("daemon")
     if how == "killed":
@@ -532,21 +543,38 @@ def test_a_daemon_with_no_mark_and_no_session_of_a_worker_dies_with_the_spawner(
     assert died.sent == (() if how == "killed" else (signal.SIGKILL,))
 
 
+def can_make_cgroups() -> bool:
+    group = Cgroup.create("probe")
+    if group is not None:
+        group.remove()
+    return group is not None
+
+
+@pytest.mark.skipif(not can_make_cgroups(), reason="no cgroup can be made here")
+def test_a_grandchild_without_mark_and_session_dies_with_the_cgroup(spawner: Spawner) -> None:
+    started(spawner, script(ESCAPER))
+    escaped = pid_in("daemon")
+    os.kill(spawner.pid, signal.SIGKILL)
+    told(spawner, SpawnerGone)
+    wait_gone(escaped)
+
+
 def test_a_child_of_the_launchers_own_that_nothing_distinguishes_survives_the_spawners_death(
-    spawner: Spawner,
+    without_cgroup: Spawner,
 ) -> None:
     own = subprocess.Popen(["/bin/sleep", "1000"], env={}, start_new_session=True)
     try:
-        started(spawner, ENDLESS)
-        os.kill(spawner.pid, signal.SIGKILL)
-        told(spawner, SpawnerGone)
+        started(without_cgroup, ENDLESS)
+        os.kill(without_cgroup.pid, signal.SIGKILL)
+        told(without_cgroup, SpawnerGone)
         assert own.poll() is None
     finally:
         own.kill()
         own.wait()
 
 
-def test_a_spawner_that_is_ending_is_replaced(spawner: Spawner) -> None:
+def test_a_spawner_that_is_ending_is_replaced(without_cgroup: Spawner) -> None:
+    spawner = without_cgroup
     assert run(spawner, Program("true")) == [0]
     first = spawner.pid
     os.kill(first, signal.SIGKILL)

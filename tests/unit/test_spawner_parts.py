@@ -15,6 +15,7 @@ import pytest
 
 from lllaunch.errors import OutputError
 from lllaunch.linux import proc
+from lllaunch.linux.cgroup import _remove_left_behind
 from lllaunch.linux.process import signal_group
 from lllaunch.spawner import preloading
 from lllaunch.spawner.forks import fork
@@ -80,6 +81,18 @@ def test_without_a_descriptor_nobody_takes_it_that_nothing_is_left(
     monkeypatch.undo()
     # two rounds that see that nothing is left
     assert len(list(rounds)) == 2
+
+
+def test_empty_cgroups_of_launchers_that_ended_are_removed(tmp_path: Path) -> None:
+    dead, full = tmp_path / f"lllaunch-ab-{NOBODY}", tmp_path / f"lllaunch-cd-{NOBODY + 1}"
+    living, other = tmp_path / f"lllaunch-ef-{os.getpid()}", tmp_path / f"other-ab-{NOBODY}"
+    for directory in (dead, full, living, other):
+        directory.mkdir()
+    (full / "something").write_text("lives in it")
+    _remove_left_behind(str(tmp_path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        path.name for path in (full, living, other)
+    )
 
 
 def blocked() -> set[int]:
