@@ -61,7 +61,6 @@ from lllaunch.supervisor.machine import (
     SignalProcess,
     SignalWorkers,
     StacksTaken,
-    StartGrace,
     WatchdogFired,
     fault_of,
 )
@@ -655,7 +654,7 @@ def noted(nproc: int = 2, read=lambda: UNKNOWN) -> RunObserver:
 
 def test_finding_before_an_attempt_or_while_it_is_being_ended_is_not_its():
     recorder = noted()
-    recorder.observe(StartGrace())
+    recorder.observe(SignalWorkers(15, "signal"))
     before = observer()
     for each in (recorder, before):
         each.observe(WatchdogFired(LIMIT, "hang", whole_run=True))
