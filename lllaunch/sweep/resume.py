@@ -52,8 +52,23 @@ def match_jobs(
     known = {*free}
     above = max(free, default=first - 1) + 1
     matched: dict[int, JobHistory] = {}
+    # first by all overrides, then by those that change a job's outcome
     for neutral in (True, False):
-        _pair(free, overrides, matched, neutral, clusters)
+        wanted: dict[str, list[int]] = {}
+        for index, texts in enumerate(overrides):
+            if index not in matched:
+                key = overrides_key(texts, neutral, clusters=clusters)
+                wanted.setdefault(key, []).append(index)
+        alike: dict[str, list[JobHistory]] = {}
+        for job in free.values():
+            key = overrides_key(job.overrides, neutral, clusters=clusters)
+            alike.setdefault(key, []).append(job)
+        for key, indexes in wanted.items():
+            # where there are more than needed, those that have finished
+            best = sorted(alike.get(key, ()), key=lambda job: (not job.finished, job.job))
+            chosen = sorted(best[: len(indexes)], key=lambda job: job.job)
+            for index, job in zip(indexes, chosen, strict=False):
+                matched[index] = free.pop(job.job)
     new = [index for index in range(len(overrides)) if index not in matched]
     given = {index: first + index for index in new if first + index not in known}
     known.update(given.values())
@@ -61,31 +76,6 @@ def match_jobs(
     for index in new:
         matched[index] = JobHistory(given[index] if index in given else next(more))
     return [matched[index] for index in range(len(overrides))]
-
-
-def _pair(
-    free: dict[int, JobHistory],
-    overrides: Sequence[Sequence[str]],
-    matched: dict[int, JobHistory],
-    neutral: bool,
-    clusters: bool,
-) -> None:
-    """Matches jobs with equal keys: takes them from ``free``, adds them to ``matched``."""
-    wanted: dict[str, list[int]] = {}
-    for index, texts in enumerate(overrides):
-        if index not in matched:
-            key = overrides_key(texts, neutral, clusters=clusters)
-            wanted.setdefault(key, []).append(index)
-    known: dict[str, list[JobHistory]] = {}
-    for job in free.values():
-        key = overrides_key(job.overrides, neutral, clusters=clusters)
-        known.setdefault(key, []).append(job)
-    for key, indexes in wanted.items():
-        # where there are more than needed, those that have finished
-        best = sorted(known.get(key, ()), key=lambda job: (not job.finished, job.job))
-        chosen = sorted(best[: len(indexes)], key=lambda job: job.job)
-        for index, job in zip(indexes, chosen, strict=False):
-            matched[index] = free.pop(job.job)
 
 
 def plan_resume(
