@@ -99,27 +99,17 @@ def plan_resume(
     """
     matches = match_jobs(old, overrides, first, clusters=clusters)
     finished = [(index, job) for index, job in enumerate(matches) if job.finished]
-    with contextlib.closing(compose(finished)) as composed:
-        _refuse_changes(finished, composed, configs_of)
-    return matches
-
-
-def _refuse_changes(
-    finished: Sequence[tuple[int, JobHistory]],
-    composed: Iterable[Mapping[str, Any]],
-    configs_of: Callable[[Collection[int]], Configs],
-) -> None:
-    """Raises if the config of a finished job has changed; holds as many configs as it names."""
-    now: dict[int, Mapping[str, Any]] = {}
+    now: dict[int, Mapping[str, Any]] = {}  # of those that have changed; not of all
     looked_at = 0
-    for (_, job), config in zip(finished, composed, strict=True):
-        looked_at += 1
-        if job.fingerprint != job_key(config):
-            now[job.job] = config
-            if len(now) >= _ENOUGH:
-                break
+    with contextlib.closing(compose(finished)) as composed:
+        for (_, job), config in zip(finished, composed, strict=True):
+            looked_at += 1
+            if job.fingerprint != job_key(config):
+                now[job.job] = config
+                if len(now) >= _ENOUGH:
+                    break
     if not now:
-        return
+        return matches
     before = configs_of(now.keys())
     # for each difference the jobs that have it
     changed: dict[tuple[str, ...], list[JobHistory]] = {}
