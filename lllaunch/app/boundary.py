@@ -37,7 +37,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.app.command_line import quoted
 from lllaunch.config.fields import did_you_mean
-from lllaunch.config.read import watching
+from lllaunch.config.read import CLUSTER, watching
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.hydra_compat import HydraMessage, QuietReturn, Seam, replaced
@@ -289,8 +289,10 @@ def _wants_full_errors() -> bool:
     return os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
-# nodes or a time that YAML reads as a number of base 60
-_UNQUOTED = re.compile(rb"^[^#\n]*\b(nnodes|time): *(\d+(?::\d+)+) *(?=[,}#\n]|$)", re.MULTILINE)
+# nodes, and a time of a cluster, that YAML reads as a number of base 60
+_UNQUOTED = rb"^[^#\n]*\b(%s): *(\d+(?::\d+)+) *(?=[,}#\n]|$)"
+_NNODES, _TIME = (re.compile(_UNQUOTED % key, re.MULTILINE) for key in (b"nnodes", b"time"))
+_CLUSTER = re.compile(rb"^cluster:.*(?:\n(?:[ \t].*)?)*", re.MULTILINE)
 
 
 def expect_readable(path: str) -> None:
@@ -303,9 +305,11 @@ def expect_readable(path: str) -> None:
             data = file.read()
     except OSError:
         return  # Hydra says why
-    found = _UNQUOTED.search(data)
     # a time of the user's own may be anything
-    if found is not None and (found[1] == b"nnodes" or b"cluster" in data + os.fsencode(path)):
+    node = _CLUSTER.search(data)
+    span = node.span() if node is not None else (0, 0)
+    span = (0, len(data)) if os.path.basename(os.path.dirname(path)) == CLUSTER else span
+    if (found := _NNODES.search(data) or _TIME.search(data, *span)) is not None:
         line = data.count(b"\n", 0, found.start(1)) + 1
         place = (relative_path(path, working_directory()), line)
         value, message = found[2].decode(), "is a number of base 60 to YAML"

@@ -153,6 +153,9 @@ def run_rows(run: RunView, cwd: str, width: int, *, ascii_only: bool = False) ->
     bars = timeline_rows(timeline, width, ascii_only=ascii_only)
     shown = () if now is None else now.rows[:_MOST_RANKS]
     ranks = table_rows(now, shown, width - len(GAP), cwd) if now and shown else []
+    if now is not None and len(now.rows) > len(shown):
+        more = counted(len(now.rows) - len(shown), "more rank")
+        ranks.append((StyledText(f"and {more}; python -m lllaunch top shows them", "faint"),))
     attempts = len({attempt.number for attempt in timeline.attempts})
     parts = [
         _facts(facts),

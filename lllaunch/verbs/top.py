@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -70,11 +71,20 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--interval",
         metavar="SECONDS",
-        type=float,
+        type=_interval,
         help="time between updates, also on a pipe; default: 1",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     return perform(parser, argv, _top)
+
+
+def _interval(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if _LEAST_EACH <= (seconds := float(text)) <= _MOST_EACH:
+            return seconds
+    raise argparse.ArgumentTypeError(
+        f"expected seconds, {_LEAST_EACH} to {_MOST_EACH}, got {text!r}"
+    )
 
 
 def watched(name: str | None) -> Watched:
@@ -96,7 +106,7 @@ def _top(given: argparse.Namespace) -> None:
     on_terminal = moves_cursor() and is_terminal(sys.stdout)
     again = not given.once and (on_terminal or given.interval is not None)
     in_place = again and on_terminal and not given.json
-    each = min(max(_LEAST_EACH, _EACH if given.interval is None else given.interval), _MOST_EACH)
+    each = given.interval or _EACH
     reader = LiveReader()
     keys = not given.plain and is_terminal(sys.stdin) and find_spec("textual") is not None
     if in_place and keys:

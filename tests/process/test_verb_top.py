@@ -109,7 +109,9 @@ def test_what_is_not_there_is_said(
     (tmp_path / "empty").mkdir()
     assert said(capsys, "empty") == "nothing runs; in empty/\n"
     assert "'nowhere' does not exist" in said(capsys, "nowhere", code=2)
-    assert "--interval: invalid float value: 'x'" in said(capsys, "--interval", "x", code=2)
+    for wrong in ("x", "0", "nan"):
+        told = said(capsys, "--interval", wrong, code=2)
+        assert f"--interval: expected seconds, 0.1 to 86400, got '{wrong}'" in told
 
 
 def test_a_sweep_and_what_a_list_says_of_it(

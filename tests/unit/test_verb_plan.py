@@ -182,6 +182,10 @@ def test_json_is_json_whatever_the_arguments_are(plan: Called) -> None:
 def test_a_range_of_nodes_without_quotes_is_told_from_a_number(
     project: Project, plan: Called
 ) -> None:
+    project.experiment("timed", "\n  entrypoint: env", "x: {time: 1:30}  # no cluster's")
+    assert plan("+exp=timed").code == 0
+    project.experiment("slurm", "\n  entrypoint: env", "cluster:\n  backend: slurm\n  time: 1:30")
+    assert "time: 1:30 is a number" in plan("+exp=slurm").err
     project.experiment("wide", "\n  entrypoint: env\n  nnodes: 1:4\n  rdzv: {endpoint: h}")
     project.experiment("many", "{entrypoint: env, nnodes: 64, rdzv: {endpoint: h}}")
     ended = plan("--json", "+exp=wide")
