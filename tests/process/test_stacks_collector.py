@@ -249,18 +249,16 @@ def run(code: str) -> str:
     return done.stdout
 
 
-def test_the_lowest_descriptors_and_pythons_handlers_stay_as_they_were() -> None:
+def test_pythons_handlers_stay_as_they_were() -> None:
     out = run("""
-before = os.dup(0); os.close(before)
 handlers = [signal.getsignal(n) for n in signal.valid_signals()]
 dump.arm()
-after = os.dup(0); os.close(after)
 (fd,) = files()
-print(before == after, catches(), fd > 900, not os.get_inheritable(fd))
+print(catches(), not os.get_inheritable(fd))
 print(handlers == [signal.getsignal(n) for n in signal.valid_signals()])
 print('line' in dumped())
 """)
-    assert out.split() == ["True"] * 6
+    assert out.split() == ["True"] * 4
 
 
 def test_a_process_that_arms_itself_again_has_a_file_of_its_own() -> None:
