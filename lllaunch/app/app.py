@@ -362,6 +362,8 @@ def run(jobs: Jobs, config_name: str = PRIMARY) -> int:
     install_app(directory)
 
     def task(cfg: DictConfig) -> object:
+        # what there is by now stays: the first look at all of it took 18 ms
+        gc.freeze()
         gc.enable()
         return plain(jobs.run(cfg).return_values.get(0))
 
