@@ -6,7 +6,7 @@ import contextlib
 import logging
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from lllaunch.clock import Deadlines, RunClock
@@ -63,32 +63,6 @@ _CONTROL_SECONDS = 1.0
 
 # Sees an event or action before it is acted upon, and returns it, with what it can add to it.
 Observe = Callable[[Any], Any]
-
-
-def drive(
-    machine: Machine,
-    wait: Callable[[], Iterable[object]],
-    perform: Callable[[Action], Iterable[Event]],
-    observe: Observe,
-) -> Finish:
-    """Feed events to a machine and perform its actions, until it finishes.
-
-    ``wait``: waits until something happens; what it returns and the machine does not know is only
-    observed. ``perform``: performs an action, and returns the events that it brings about at once.
-    ``observe``: sees all of it, in order.
-    """
-    events: deque[Event] = deque([observe(Begin())])
-    while True:
-        while not events:
-            events.extend(each for each in map(observe, wait()) if isinstance(each, Event))
-        for action in machine.handle(events.popleft()):
-            observe(action)
-            if isinstance(action, Finish):
-                return action
-            if isinstance(action, StartWorkers):
-                # What else came is about the attempt that is over, if not about the run.
-                events = deque(filter(_outlasts_an_attempt, events))
-            events.extendleft(reversed([observe(event) for event in perform(action)]))
 
 
 def _outlasts_an_attempt(event: Event) -> bool:
@@ -215,12 +189,33 @@ class Supervisor:
         Raises:
             SignalException: a signal came while nothing could be done but wait.
         """
-        end = drive(self.machine, self._wait, self._perform, self._hooks.observe)
+        end = self._drive()
         if self.workers is not None:
             # A console that takes nothing (a full pipe) may keep this waiting.
             with self._signals.raising():
                 self.workers.release()
         return end
+
+    def _drive(self) -> Finish:
+        """Feed events to the machine and perform its actions, until it finishes; all is observed.
+
+        What happens and the machine does not know is only observed.
+        """
+        observe = self._hooks.observe
+        events: deque[Event] = deque([observe(Begin())])
+        while True:
+            while not events:
+                events.extend(
+                    each for each in map(observe, self._wait()) if isinstance(each, Event)
+                )
+            for action in self.machine.handle(events.popleft()):
+                observe(action)
+                if isinstance(action, Finish):
+                    return action
+                if isinstance(action, StartWorkers):
+                    # What else came is about the attempt that is over, if not about the run.
+                    events = deque(filter(_outlasts_an_attempt, events))
+                events.extendleft(reversed([observe(event) for event in self._perform(action)]))
 
     def close(self, death_sig: signal.Signals = signal.SIGTERM) -> None:
         """End what runs; idempotent."""
