@@ -197,7 +197,7 @@ class ErrorHandler:
             data = {
                 "message": f"the error file {rootcause_error_file!r} is unreadable: "
                 f"{record.problem} (exit code {error_code})",
-                "timestamp": str(record.time_ns // 1_000_000_000),
+                "timestamp": str(record.time_ns // _NS),
                 "timestamp_ns": str(record.time_ns),
             }
         elif error_code:
@@ -237,7 +237,7 @@ def describe_exception(error: BaseException, time_ns: int, boot_ns: int) -> dict
             "message": summary,
             "extraInfo": {
                 "py_callstack": callstack,
-                "timestamp": str(time_ns // 1_000_000_000),
+                "timestamp": str(time_ns // _NS),
                 "timestamp_ns": str(time_ns),
                 "since_boot_ns": str(boot_ns),
                 "boot_id": boot_id(),

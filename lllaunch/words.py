@@ -433,11 +433,15 @@ def _jobs(counts: Mapping[str, int], good: str) -> str:
     return ", ".join(filter(None, (good, counts_text((n, state) for state, n in told.items()))))
 
 
+RESUME = "hydra.launcher.resume"
+"""The setting that names a sweep to go on with."""
+
+
 def resume_override(directory: str) -> str:
     """Return the override that resumes a sweep, as a shell takes it."""
     if not re.fullmatch(r"[\w./:-]+", directory):
         directory = "'" + directory.replace("\\", "\\\\").replace("'", "\\'") + "'"
-    return shlex.quote(f"hydra.launcher.resume={plain(directory)}")
+    return shlex.quote(f"{RESUME}={plain(directory)}")
 
 
 # Builds

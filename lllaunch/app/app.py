@@ -53,6 +53,7 @@ from lllaunch.locks import PATIENCE
 from lllaunch.results.index import remember
 from lllaunch.run.directory import SUBMISSION, RunDirectory
 from lllaunch.run.files import link_atomic, naming
+from lllaunch.words import RESUME
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
@@ -227,8 +228,8 @@ class Jobs:
         node: Any = HydraConfig.get()
         resume = OmegaConf.select(node, "launcher.resume")
         if node.mode == RunMode.RUN and resume is not None:
-            message, key = "is for sweeps, and this is a run", "hydra.launcher.resume"
-            raise ConfigError((Diagnostic("resume", key, repr(resume), message, "add -m"),))
+            message = "is for sweeps, and this is a run"
+            raise ConfigError((Diagnostic("resume", RESUME, repr(resume), message, "add -m"),))
         if self.function is not None:
             from lllaunch.app.own_worker import UserFunction  # noqa: PLC0415 - a plain run has none
 

@@ -24,6 +24,7 @@ from lllaunch.config.read import register_resolvers
 from lllaunch.config.schema import schema_node
 from lllaunch.hydra_compat import root_defaults, store_deferred
 from lllaunch.secret_names import redacted_overrides
+from lllaunch.words import RESUME
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -173,7 +174,7 @@ def given_overrides(config: DictConfig) -> list[str]:
 
 def unlocked(overrides: tuple[str, ...]) -> tuple[str, ...]:
     """Returns overrides without those that do not bear on the plan: whether and where it runs."""
-    keys = ("launch.locked", "hydra.mode", "hydra.launcher.resume")
+    keys = ("launch.locked", "hydra.mode", RESUME)
     return tuple(
         text
         for text in overrides

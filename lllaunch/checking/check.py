@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 LONGEST, LONGEST_OF_LOCKS = 60.0, 300.0
 """How long composing one experiment, or what a lock holds, may take, seconds."""
 
-_LONGEST = 600
+_LONGEST_REASON = 600  # characters
 # comparing a word with all keys takes its time
 _MOST_CHOICES = 1_000
 _MOST_LINES = 20
@@ -268,7 +268,7 @@ def compose_problem(
 def in_short(error: Exception) -> str:
     """Return why something cannot be composed, on one line."""
     text = str(error) if isinstance(error, LaunchError) else f"{type(error).__name__}: {error}"
-    return shorten(" ".join(re.sub(HydraMessage.FULL_KEY, "", text).split()), _LONGEST)
+    return shorten(" ".join(re.sub(HydraMessage.FULL_KEY, "", text).split()), _LONGEST_REASON)
 
 
 @dataclass

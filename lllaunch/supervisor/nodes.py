@@ -370,8 +370,7 @@ class NodeGroup:
             # nobody is left to tell it to, or to wait for
             return [GroupStacks()] if isinstance(action, TellStacks) else []
         if isinstance(action, TellNodes):
-            ending = encode_record(self._ending_of(action)).decode()
-            link.do(lambda: link.rendezvous.end(ending))
+            self._tell_end(link, self._ending_of(action))
         elif isinstance(action, TellProgress):
             self._confirm(link, action.progress)
         elif isinstance(action, TellStacks):
@@ -389,8 +388,7 @@ class NodeGroup:
         if link is None or self.place is None:
             return
         agreed = NodesAgreed("failure", self._end_here("failed", f"could not be started: {text}"))
-        ending = encode_record(agreed).decode()
-        link.do(lambda: link.rendezvous.end(ending))
+        self._tell_end(link, agreed)
         link.wait(self._confirm(link, None), _MOMENT_SECONDS)
 
     def are_all_idle(self, kind: str, valid: float) -> bool:
@@ -474,6 +472,10 @@ class NodeGroup:
             found = FoundElsewhere(ended.node, str(finding), kind)
             ended = replace(ended, text=found.found, finding=found)
         return NodesAgreed(action.reason, ended, action.final)
+
+    def _tell_end(self, link: _Link, agreed: NodesAgreed) -> None:
+        text = encode_record(agreed).decode()
+        link.do(lambda: link.rendezvous.end(text))
 
     def _tell_stacks(self, link: _Link, action: TellStacks) -> None:
         place = self.place

@@ -26,6 +26,7 @@ from lllaunch.files import open_file, write_all
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.sweep.objective import Direction, objective_of
 from lllaunch.sweep.pool import Lease
+from lllaunch.words import RESUME
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -201,7 +202,6 @@ def _refuse(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-_RESUME = "hydra.launcher.resume"
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _LONGEST = 16 * 1024 * 1024  # bytes of a line
 
@@ -424,4 +424,4 @@ def _sync_directory(path: str) -> None:
 
 
 def _problem(path: str, message: str, hint: str) -> ConfigError:
-    return ConfigError((Diagnostic("journal", _RESUME, repr(path), message, hint),))
+    return ConfigError((Diagnostic("journal", RESUME, repr(path), message, hint),))

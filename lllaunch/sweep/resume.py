@@ -18,6 +18,7 @@ from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.sweep.fingerprint import job_key, overrides_key
 from lllaunch.sweep.history import JobHistory
 from lllaunch.text import spans
+from lllaunch.words import RESUME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     ]
 
 
-_RESUME = "hydra.launcher.resume"
 _MOST_LINES = 8  # of a difference, which is one of several
 _WIDEST = 60  # characters of a value in it
 
@@ -148,4 +148,4 @@ def _problem(change: Sequence[str], jobs: Sequence[JobHistory], others: int) -> 
         message = "have finished, and their configs have changed since"
         delete = "delete their result.json files to run them again"
     ways = f"put it back, begin another sweep, or {delete}"
-    return Diagnostic("changed", _RESUME, whose, message, "\n    ".join([f"{ways}:", *what]))
+    return Diagnostic("changed", RESUME, whose, message, "\n    ".join([f"{ways}:", *what]))

@@ -467,7 +467,8 @@ class Scheduler:
 
     def _next(self) -> Job | None:
         """Take the first waiting job that fits, which overtakes those before it."""
-        starving, room = self._starving(), self._room()
+        starving = self._starving()
+        room = self._room(starving)
         for place, job in enumerate(self._waiting):
             if fits(job.need, self._pool.free if job is starving else room):
                 for other in self._waiting[:place]:
@@ -483,9 +484,8 @@ class Scheduler:
         )
         return next(starving, None)
 
-    def _room(self) -> Need:
-        """Return the free slots that are not kept for anybody."""
-        starving = self._starving()
+    def _room(self, starving: Job | None) -> Need:
+        """Return the free slots that are not kept for a job."""
         return self._pool.free if starving is None else without(self._pool.free, starving.need)
 
     def _may_start(self) -> bool:
@@ -498,7 +498,7 @@ class Scheduler:
         ahead = len(self._waiting)
         if ahead >= max(_AHEAD, len(self.running)):
             # only where there is room for a job such as there has been before
-            idle = self._may_start() and fits(self._least, self._room())
+            idle = self._may_start() and fits(self._least, self._room(self._starving()))
             if ahead >= _FAR_AHEAD or not idle:
                 return
         self._composing = True

@@ -53,6 +53,7 @@ from lllaunch.sweep.protocol import Answer, Prepared
 from lllaunch.sweep.resume import plan_resume
 from lllaunch.sweep.schedule import by_signal, cause_of
 from lllaunch.text import first_line
+from lllaunch.words import RESUME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -61,8 +62,6 @@ if TYPE_CHECKING:
     from lllaunch.sweep.objective import Direction
     from lllaunch.sweep.pool import Lease
     from lllaunch.sweep.resume import Compose
-
-_RESUME = "hydra.launcher.resume"
 
 
 def claim(
@@ -199,7 +198,7 @@ class SweepSession:
         if resume:
             # else it would be made by claiming it
             _expect_sweep(path)
-        held = claim(path, _RESUME if resume else "hydra.sweep.dir", patience, say)
+        held = claim(path, RESUME if resume else "hydra.sweep.dir", patience, say)
         file, history = held.file(JOURNAL), SweepHistory()
         try:
             if resume:
@@ -208,7 +207,7 @@ class SweepSession:
             former = set_aside(path)
             if former is not None and say is not None:
                 say(
-                    f"{path} holds a sweep already, which hydra.launcher.resume={path} would go "
+                    f"{path} holds a sweep already, which {RESUME}={path} would go "
                     f"on with; a new one begins, and the journal of that one is now {former}"
                 )
             header = Header(id_of(path), version, given, direction=direction, slots=slots)
@@ -297,7 +296,7 @@ def _expect_sweep(path: str) -> None:
     if not os.path.lexists(os.path.join(path, JOURNAL)):
         message = f"holds no sweep: there is no {JOURNAL} in it"
         hint = "give the directory of a sweep, such as multirun/DATE/TIME"
-        raise ConfigError((Diagnostic("resume", _RESUME, repr(path), message, hint),))
+        raise ConfigError((Diagnostic("resume", RESUME, repr(path), message, hint),))
 
 
 def id_of(path: str) -> str:

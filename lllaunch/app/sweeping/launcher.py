@@ -33,7 +33,7 @@ from lllaunch.app.planning import load, locating
 from lllaunch.app.sweeping.composing import LAUNCHER, Composer
 from lllaunch.app.sweeping.jobs import FOR_JOBS, SweepJobs, labels_of, name_of
 from lllaunch.app.sweeping.probes import compared, decides, probe
-from lllaunch.app.sweeping.sweeper import RESUME, command
+from lllaunch.app.sweeping.sweeper import command
 from lllaunch.config.read import asks_for_cluster, register_resolvers
 from lllaunch.config.sweep import SweepSettings, sweep_settings
 from lllaunch.console.sweep import SweepConsole
@@ -58,7 +58,7 @@ from lllaunch.sweep.protocol import Broken, Prepared
 from lllaunch.sweep.schedule import FinishSweep, JobComposed, JobState, Settle
 from lllaunch.sweep.session import Batch, SweepSession, id_of
 from lllaunch.sweep.spawner_pool import SpawnerPool
-from lllaunch.words import counted, resume_override, short_overrides, shown_path
+from lllaunch.words import RESUME, counted, resume_override, short_overrides, shown_path
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -16,7 +16,7 @@ from lllaunch.app.boundary import AppEnded, refusing
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import read_bytes
-from lllaunch.words import shown_path
+from lllaunch.words import RESUME, shown_path
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hydra_plugins.lllaunch_launcher.sweeper import LllaunchSweeper
 
 
-RESUME = "hydra.launcher.resume"
 MULTIRUN = "multirun.yaml"
 _SWEEP_DIR = "hydra.sweep.dir"
 
