@@ -244,7 +244,7 @@ def test_a_run_that_runs_and_is_killed(told: Told, project: Project) -> None:
         contextlib.ExitStack() as after,
     ):
         after.callback(process.kill)
-        until(lambda: '"Started"' in text_of(place / "events.jsonl"), "a worker")
+        until(lambda: text_of(place / "events.jsonl").count('"Started"') == 2, "both workers")
         assert f"pid {process.pid} on " in told("show", "alive/1")
         assert "still running" in told("report", "alive/1")
         (line,) = told("ls", "alive").splitlines()[1:]
