@@ -13,6 +13,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,11 @@ from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 
 # where a loader finds configs, and the interface of that
-from hydra._internal.config_repository import ConfigRepository, IConfigRepository
+from hydra._internal.config_repository import (
+    CachingConfigRepository,
+    ConfigRepository,
+    IConfigRepository,
+)
 
 # a search path that can be filled anew
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
@@ -31,6 +36,7 @@ from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 # the defaults list: all configs, in the order of merging
 from hydra._internal.defaults_list import (
     DefaultsList,
+    Overrides,
     create_defaults_list,
 )
 
@@ -89,6 +95,8 @@ class Seam(Enum):
 
     LOADER = "hydra._internal.hydra", "ConfigLoaderImpl"
     """The class of the config loader of an app."""
+    LISTS = "hydra._internal.config_loader_impl", "create_defaults_list"
+    """Make the defaults list of a config."""
     CALLBACKS = "hydra._internal.hydra", "Callbacks"
     """The class of what makes and calls the callbacks of a run or sweep."""
     RUN_JOB = "hydra._internal.hydra", "run_job"
@@ -203,7 +211,8 @@ class BoundedRepository(ConfigRepository):
     """Where a loader finds configs.
 
     ``look`` sees each search path before it is used, ``expect`` the path of each file before it is
-    read.
+    read. What groups and files come to is kept: jobs of a sweep, which are forks, differ mostly in
+    values.
     """
 
     def __init__(
@@ -220,6 +229,8 @@ class BoundedRepository(ConfigRepository):
         self.look(config_search_path)
         super().initialize_sources(config_search_path)
         self._read: dict[str, ConfigResult | None] = {}
+        self.lists: dict[Any, DefaultsList] = {}
+        self.merged: dict[Any, DictConfig] = {}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> BoundedRepository:
         # Hydra copies it for each composing, and gives the copy a new list of sources at most.
@@ -234,6 +245,25 @@ class BoundedRepository(ConfigRepository):
             self._read[config_path] = super().load_config(config_path)
         # Hydra changes what it gets
         return copy.deepcopy(self._read[config_path])
+
+
+def keeping_lists(own: Callable[..., DefaultsList]) -> Callable[..., DefaultsList]:
+    """Return what makes defaults lists, once for all command lines that differ in values alone."""
+
+    def made(
+        repo: CachingConfigRepository, config_name: str | None, overrides_list: Any, **rest: bool
+    ) -> DefaultsList:
+        values = Overrides(repo, overrides_list).config_overrides
+        chosen = [each.input_line for each in overrides_list if each not in values]
+        lists: dict[Any, DefaultsList] = getattr(repo.delegate, "lists", {})
+        key = (config_name, *chosen, *rest.items())
+        if key not in lists:
+            lists[key] = own(
+                repo=repo, config_name=config_name, overrides_list=overrides_list, **rest
+            )
+        return replace(lists[key], config_overrides=values)
+
+    return made
 
 
 class WatchedLoader(ConfigLoaderImpl):
@@ -253,10 +283,13 @@ class WatchedLoader(ConfigLoaderImpl):
         self.parsed, self.primary = parsed_overrides, (repo, config_name or "")
         super()._process_config_searchpath(config_name, parsed_overrides, repo)
 
-    def _compose_config_from_defaults_list(self, *args: Any, **kwargs: Any) -> DictConfig:
-        config = super()._compose_config_from_defaults_list(*args, **kwargs)
-        self.complete(config)
-        return config
+    def _compose_config_from_defaults_list(self, defaults: Any, repo: Any) -> DictConfig:
+        merged: dict[Any, DictConfig] = repo.delegate.merged
+        key = tuple(map(repr, defaults))
+        if key not in merged:
+            merged[key] = super()._compose_config_from_defaults_list(defaults, repo)
+            self.complete(merged[key])
+        return copy.deepcopy(merged[key])
 
 
 def read_defaults(

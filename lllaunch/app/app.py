@@ -48,7 +48,7 @@ from lllaunch.app.planning import (
 from lllaunch.app.sweeping.sweeper import completed
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.hydra_compat import Seam, root_of
+from lllaunch.hydra_compat import Seam, keeping_lists, root_of
 from lllaunch.locks import PATIENCE
 from lllaunch.results.index import remember
 from lllaunch.run.directory import SUBMISSION, RunDirectory
@@ -112,6 +112,7 @@ class Jobs:
         setattr(task, _MARK, self)
         own: dict[Seam, Callable[[Any], Any]] = {
             Seam.LOADER: lambda _: GuardedLoader,
+            Seam.LISTS: keeping_lists,
             Seam.CALLBACKS: self._beginning,
             Seam.LOGGING: _delaying,
             Seam.RUN_JOB: self._naming,

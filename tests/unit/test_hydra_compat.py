@@ -17,10 +17,20 @@ import pytest
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobStatus
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from lllaunch import hydra_compat
-from lllaunch.hydra_compat import QuietReturn, Seam, replaced
+from lllaunch.hydra_compat import (
+    BoundedRepository,
+    ConfigLoaderImpl,
+    QuietReturn,
+    Seam,
+    WatchedLoader,
+    create_automatic_config_search_path,
+    keeping_lists,
+    replaced,
+)
 
 ROOT = Path(__file__).parents[2]
 COMPAT = ROOT / "lllaunch" / "hydra_compat.py"
@@ -153,3 +163,44 @@ def test_jobs_are_composed_of_what_was_read_first(tmp_path: Path) -> None:
         found.config.a.b = 2
         (tmp_path / "main.yaml").write_text("a: {b: 3}\n")
     assert read == [str(tmp_path / "main.yaml")]
+
+
+# What is kept while a sweep composes its jobs
+
+
+def test_what_is_kept_of_one_job_makes_no_other_one_different(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "app": "defaults: [db: a, opt@net: sgd, _self_]\nseed: 0\nnames: [x]",
+        "db/a": "kind: a\nport: 1",
+        "db/b": "defaults: [/opt@extra: adam]\nkind: b\nport: 2",
+        "opt/sgd": "rate: ${..seed}",
+        "opt/adam": "rate: 2",
+    }
+    for name, text in files.items():
+        path = tmp_path / f"{name}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"{text}\n")
+    read: list[object] = []
+    own = ConfigLoaderImpl._load_single_config
+
+    def counting(self: ConfigLoaderImpl, default: object, repo: object) -> object:
+        read.append(default)
+        return own(self, default, repo)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ConfigLoaderImpl, "_load_single_config", counting)
+    search = create_automatic_config_search_path(None, None, str(tmp_path))
+    ours, theirs = WatchedLoader(search), ConfigLoaderImpl(search)
+    ours.repository = BoundedRepository(search, lambda _: None, lambda _: None)
+    new = ["seed=1 names=[y]", "db=b seed=2", "~db", "db=b opt@net=adam"]
+    # their groups have been chosen before
+    known = ["seed=3", "+new=1 ~db", "++seed=4 db=b"]
+    for line in [*new[:3], *known, *new[3:], *known]:
+        given = line.split()
+        with replaced({Seam.LISTS: keeping_lists}):
+            read.clear()
+            found = ours.load_configuration("app", given, RunMode.RUN)
+        assert bool(read) == (line in new), line
+        wanted = theirs.load_configuration("app", given, RunMode.RUN)
+        assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(wanted)
