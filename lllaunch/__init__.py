@@ -11,8 +11,7 @@ TYPE_CHECKING = False
 
 if TYPE_CHECKING:
     from lllaunch.app.app import main
-    from lllaunch.heartbeats import heartbeat, progress
-    from lllaunch.report_value import report
+    from lllaunch.heartbeats import heartbeat, progress, report
 
     __version__: str
 
@@ -24,12 +23,8 @@ def __getattr__(name: str) -> object:
         from lllaunch.app.app import main  # noqa: PLC0415 - imports Hydra
 
         return main
-    if name == "report":
-        from lllaunch.report_value import report  # noqa: PLC0415 - most workers never report
-
-        return report
-    if name in {"heartbeat", "progress"}:
-        from lllaunch import heartbeats  # noqa: PLC0415 - the same
+    if name in {"heartbeat", "progress", "report"}:
+        from lllaunch import heartbeats  # noqa: PLC0415 - most workers need none of it
 
         return getattr(heartbeats, name)
     if name == "__version__":

@@ -20,7 +20,7 @@ import time
 import traceback
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from lllaunch.clock import boot_id, from_boot, since_boot_ns
 from lllaunch.errors import LaunchError
@@ -34,20 +34,19 @@ logger = logging.getLogger(__name__)
 
 _NS = 1_000_000_000
 # Later than any clock of a machine that runs this; what is beyond cannot be shown as a date.
-_LATEST_S = 1 << 34
-# A timestamp in whole seconds and the file's own time belong together within this many seconds.
-_SETTLING_S = 5
+_LATEST = (1 << 34) * _NS
+# A timestamp in whole seconds and the file's own time belong together within this many ns.
+_SETTLING = 5 * _NS
 
 
-@dataclass(frozen=True)
-class ErrorRecord:
+class ErrorRecord(NamedTuple):
     """What an error file says."""
 
     message: str | dict[str, Any]  # text, or the mapping under ``message``
     # when the error happened, nanoseconds since the epoch; on the scale of `lllaunch.clock.now_ns`
     # if the file tells
     time_ns: int
-    data: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any]
     # why the file could not be read, or an empty string; the other fields are then placeholders,
     # except ``time_ns``, which is still the best that is known
     problem: str = ""
@@ -63,48 +62,38 @@ def read_error_file(path: str) -> ErrorRecord:
             changed_ns = os.fstat(file.fileno()).st_mtime_ns
             text = file.read()
     except (OSError, MemoryError) as error:
-        return ErrorRecord("", time.time_ns(), problem=f"{type(error).__name__}: {error}")
+        return ErrorRecord("", time.time_ns(), {}, f"{type(error).__name__}: {error}")
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         kind = "it is empty" if not text.strip() else f"it is no whole JSON document: {error}"
-        return ErrorRecord("", changed_ns, problem=kind)
+        return ErrorRecord("", changed_ns, {}, kind)
     message = data.get("message") if isinstance(data, dict) else None
     if not isinstance(message, (str, dict)):
-        return ErrorRecord("", changed_ns, problem="it holds no 'message' in the expected form")
-    return ErrorRecord(message, _time_of(data, message, changed_ns), data)
-
-
-def _time_of(data: dict[str, Any], message: str | dict[str, Any], changed_ns: int) -> int:
-    """When the error happened, as exactly as the file allows."""
+        return ErrorRecord("", changed_ns, {}, "it holds no 'message' in the expected form")
     extra = message.get("extraInfo") if isinstance(message, dict) else data
-    if not isinstance(extra, dict):
-        return changed_ns
+    return ErrorRecord(message, _time_of(extra, changed_ns), data)
+
+
+def _time_of(extra: object, changed_ns: int) -> int:
+    """When the error happened, as exactly as the file allows."""
+
+    def moment(name: str, latest: int, unit: int = 1) -> int:
+        with contextlib.suppress(ValueError, OverflowError, TypeError):
+            number = int(known.get(name, 0)) * unit
+            return number if 0 < number < latest else 0
+        return 0
+
+    known: dict[str, Any] = extra if isinstance(extra, dict) else {}
     # Two workers that failed one after the other may have a step of the wall clock between them.
-    moment = _whole_number(extra.get("since_boot_ns"), since_boot_ns())
-    if moment is not None and extra.get("boot_id") == boot_id():
-        return from_boot(moment)
-    exact = _whole_number(extra.get("timestamp_ns"), _LATEST_S * _NS)
-    if exact is not None:
-        return exact
-    seconds = _whole_number(extra.get("timestamp"), _LATEST_S)
-    if seconds is None:
-        return changed_ns
+    since_boot = moment("since_boot_ns", since_boot_ns())
+    if since_boot and known.get("boot_id") == boot_id():
+        return from_boot(since_boot)
     # Torch knows whole seconds only; the file was written right after the error, so its own time
     # says which of two failures within one second was first. A copied file is recognised by a gap.
-    if 0 <= changed_ns - seconds * _NS < _SETTLING_S * _NS:
-        return changed_ns
-    return seconds * _NS
-
-
-def _whole_number(value: object, limit: int) -> int | None:
-    if not isinstance(value, (int, float, str)):
-        return None
-    try:
-        number = int(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if 0 < number < limit else None
+    seconds = moment("timestamp", _LATEST, _NS)
+    refined = changed_ns if 0 <= changed_ns - seconds < _SETTLING else seconds
+    return moment("timestamp_ns", _LATEST) or refined or changed_ns
 
 
 def write_error_file(path: str, text: str) -> None:
@@ -112,11 +101,6 @@ def write_error_file(path: str, text: str) -> None:
 
     A target that is no regular file (a pipe, ``/dev/null``) is written to in place, and so is a
     file whose directory takes no new ones.
-
-    ``path``: the file; its directory must exist.
-
-    Raises:
-        OSError: it cannot be written, for instance because the disk is full.
     """
     contents = text.encode("utf-8", "surrogatepass")
     target = os.path.realpath(path)
@@ -161,7 +145,19 @@ class ErrorHandler:
         An error file that cannot be written (a full disk) is logged and not raised, so that the
         exception itself is what the user sees.
         """
-        self._write(json.dumps(describe_exception(e, time.time_ns(), since_boot_ns())))
+        time_ns, boot_ns = time.time_ns(), since_boot_ns()
+        try:
+            summary = f"{type(e).__name__}: {e}"
+        except Exception:  # noqa: BLE001 - a broken __str__ of the user's must not hide the error
+            summary = f"{type(e).__name__}: <its text cannot be made: {sys.exc_info()[0]}>"
+        extra = {
+            "py_callstack": "".join(traceback.format_exception(type(e), e, users_part(e))),
+            "timestamp": str(time_ns // _NS),
+            "timestamp_ns": str(time_ns),
+            "since_boot_ns": str(boot_ns),
+            "boot_id": boot_id(),
+        }
+        self._write({"message": {"message": summary, "extraInfo": extra}})
 
     def override_error_code_in_rootcause_data(
         self,
@@ -169,22 +165,16 @@ class ErrorHandler:
         rootcause_error: dict[str, Any],
         error_code: int = 0,
     ) -> None:
-        """Puts the exit code of a child into the data of its error file, where there is a place.
+        """Puts the exit code of a child into the data of its error file, in place.
 
         A child ended by a signal cannot have written its own.
-
-        ``rootcause_error``: the data; changed in place. ``error_code``: exit status, negative for a
-        signal.
         """
         message = rootcause_error.get("message")
         if isinstance(message, dict):
             message["errorCode"] = error_code
         else:
-            logger.warning(
-                "%s holds no structured message; exit code %s is not added to it",
-                rootcause_error_file,
-                error_code,
-            )
+            text = "%s holds no structured message; exit code %s is not added to it"
+            logger.warning(text, rootcause_error_file, error_code)
 
     def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
         """Makes a child's error file this process's own.
@@ -208,10 +198,10 @@ class ErrorHandler:
             record = read_error_file(path)
             there = record.problem or json.dumps(record.data, indent=2)
             logger.warning("%s is overwritten with the root cause; it was: %s", path, there)
-        self._write(json.dumps(data))
+        self._write(data)
 
-    def _write(self, text: str) -> None:
-        path = self._get_error_file_path()
+    def _write(self, data: dict[str, Any]) -> None:
+        path, text = self._get_error_file_path(), json.dumps(data)
         if path is None:
             logger.info("TORCHELASTIC_ERROR_FILE is not set; not written: %s", text)
             return
@@ -219,31 +209,6 @@ class ErrorHandler:
             write_error_file(path, text)
         except OSError as error:
             logger.error("the error file %r cannot be written: %s", path, error)  # noqa: TRY400 - the user's own traceback follows; ours would hide it
-
-
-def describe_exception(error: BaseException, time_ns: int, boot_ns: int) -> dict[str, Any]:
-    """The contents of an error file.
-
-    ``time_ns``: when it happened, nanoseconds since the epoch. Returns plain data in torch's form,
-    with ``timestamp_ns``, ``since_boot_ns`` and ``boot_id`` added.
-    """
-    try:
-        summary = f"{type(error).__name__}: {error}"
-    except Exception:  # noqa: BLE001 - a broken __str__ of the user's must not hide the error
-        summary = f"{type(error).__name__}: <its text cannot be made: {sys.exc_info()[0]}>"
-    callstack = "".join(traceback.format_exception(type(error), error, users_part(error)))
-    return {
-        "message": {
-            "message": summary,
-            "extraInfo": {
-                "py_callstack": callstack,
-                "timestamp": str(time_ns // _NS),
-                "timestamp_ns": str(time_ns),
-                "since_boot_ns": str(boot_ns),
-                "boot_id": boot_id(),
-            },
-        }
-    }
 
 
 def users_part(error: BaseException) -> TracebackType | None:
@@ -314,19 +279,16 @@ class ProcessFailure:
     def _describe_exit(self, problem: str) -> str:
         if self.exitcode < 0:
             text = f"Signal {-self.exitcode} ({self.signal_name()}) received by PID {self.pid}"
-            return f"{text}; {problem}" if problem else text
-        # Schedulers that read torch's replies look for these traits.
-        self.error_file_data["errorTraits"] = {
-            "category": "system_terminated_error",
-            "retryability": "False",
-        }
-        text = f"exit status {self.exitcode} of PID {self.pid}"
-        if problem:
-            return f"{text}; {problem}"
-        return (
-            f"{text}; it left no error file: decorate the entrypoint with "
-            "lllaunch.multiprocessing.errors.record to see its traceback here"
-        )
+        else:
+            # Schedulers that read torch's replies look for these traits.
+            traits = {"category": "system_terminated_error", "retryability": "False"}
+            self.error_file_data["errorTraits"] = traits
+            text = f"exit status {self.exitcode} of PID {self.pid}"
+            problem = problem or (
+                "it left no error file: decorate the entrypoint with "
+                "lllaunch.multiprocessing.errors.record to see its traceback here"
+            )
+        return f"{text}; {problem}" if problem else text
 
     def signal_name(self) -> str:
         """The name of the signal that ended the worker (``SIGKILL``), or ``<N/A>``."""
@@ -350,7 +312,7 @@ class ProcessFailure:
 
 
 GlobalRank = int
-_WIDEST_RULE = 60
+_RULE = 60  # columns
 
 
 class ChildFailedError(Exception):
@@ -376,19 +338,14 @@ class ChildFailedError(Exception):
         return rank, self.failures[rank]
 
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
-        """The failures as text, the root cause last.
-
-        Returns several lines, with an empty one before, so that it stands free in a log.
-        """
+        """The failures as text, the root cause last, after an empty line: it stands in a log."""
         title = f"{self.name} FAILED"
         root, _ = self.get_first_failure()
         shown = {
             rank: _describe(index, rank, failure)
             for index, (rank, failure) in enumerate(self.failures.items())
         }
-        lines = [title, *(line for text in shown.values() for line in text.split("\n"))]
-        width = min(_WIDEST_RULE, max(len(line) for line in lines))
-        border, section = boarder_delim * width, section_delim * width
+        border, section = boarder_delim * _RULE, section_delim * _RULE
         others = [text for rank, text in shown.items() if rank != root]
         parts = ["", border, title, section, "Failures:"]
         parts += others or ["  <NO_OTHER_FAILURES>"]

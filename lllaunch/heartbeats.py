@@ -1,9 +1,9 @@
-"""``lllaunch.heartbeat`` and ``lllaunch.progress``: how a worker says that it gets on, and how far.
+"""``lllaunch.heartbeat``, ``progress`` and ``report``: what a worker says to its launcher.
 
-Either is a store into memory that the worker shares with its launcher: no system call, so that it
-may stand in the innermost loop. There is one file per attempt, with `_SIZE` bytes for each local
-rank: the moment of its last heartbeat (nanoseconds of the monotonic clock; 0 before the
-first), then what it said last of its progress.
+A result goes to a file. That a worker gets on, and how far, is a store into memory that it shares
+with its launcher: no system call, so that it may stand in the innermost loop. There is one file per
+attempt, with `_SIZE` bytes for each local rank: the moment of its last heartbeat (nanoseconds of
+the monotonic clock; 0 before the first), then what it said last of its progress.
 
 Threads and processes of one rank may write at the same moment, and the launcher reads whenever it
 likes. Nobody takes a lock, which one that is killed would never give back. A record begins and ends
@@ -21,10 +21,12 @@ import os
 import struct
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 HEARTBEAT = "LLLAUNCH_HEARTBEAT"
 """Environment variable ``OFFSET:PATH``, the worker's place in the file; set by the launcher."""
+RESULT_FILE = "LLLAUNCH_RESULT_FILE"
+"""Environment variable that names the file for a worker's value; set by the launcher."""
 
 _SIZE = 1024
 _MOMENT = struct.Struct("q")
@@ -206,3 +208,40 @@ def make_places(path: str, ranks: int) -> io.FileIO:
         places.close()
         raise
     return places
+
+
+def report(value: Any) -> bool:
+    """Report a worker's result to the launcher, which writes it to result.json.
+
+    A later call replaces an earlier one. Outside of lllaunch it does nothing.
+
+    ``value``: anything that JSON can hold: None, bool, int, float, str, lists, tuples, and mappings
+    with keys of these. ``nan`` and infinities are written as Python does. Returns whether the value
+    was written; False outside of lllaunch.
+
+    Raises:
+        TypeError: the value cannot be JSON; the message names the type of the part that cannot.
+        ValueError: the value contains itself.
+        OutputError: the file cannot be written.
+    """
+    import json  # noqa: PLC0415 - most workers never report
+
+    from lllaunch.errors import OutputError  # noqa: PLC0415 - as above
+    from lllaunch.files import replace_file  # noqa: PLC0415 - as above
+
+    def refuse(part: object) -> NoReturn:
+        kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
+        raise TypeError(
+            f"lllaunch.report: JSON cannot hold a {kind}; "
+            "convert it first (a tensor or array: .item() or .tolist())"
+        )
+
+    path = os.environ.get(RESULT_FILE, "")
+    if not path:
+        return False
+    data = json.dumps(value, default=refuse).encode()
+    try:
+        replace_file(path, data)
+    except OSError as error:
+        raise OutputError(path, error.strerror or str(error)) from error
+    return True

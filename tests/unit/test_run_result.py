@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from support.ends import ended_by_launcher, placed
 
 from lllaunch.events import Orphan
+from lllaunch.heartbeats import RESULT_FILE, report
 from lllaunch.linux.cgroup import Memory
-from lllaunch.report_value import RESULT_FILE, report
 from lllaunch.run.build import Host
 from lllaunch.run.ending import INLINE_LIMIT, complete, find_return_value
 from lllaunch.run.excerpts import clean_lines, read_error, tail
