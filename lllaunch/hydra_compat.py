@@ -1,7 +1,8 @@
-"""Every private name of Hydra and OmegaConf that lllaunch uses, and what it stands for.
+"""Every private name of Hydra that lllaunch uses, and what it stands for.
 
-Both may change these in any release; a test names them all, and looks that each is still there.
-No other module uses one. What is imported here every Hydra app has imported before its plugins.
+Hydra may change these in any release; a test names them all, and looks that each is still there.
+No other module uses one; OmegaConf's are in `lllaunch.omegaconf_compat`. What is imported here
+every Hydra app has imported before its plugins.
 """
 
 from __future__ import annotations
@@ -52,16 +53,13 @@ from hydra.plugins.config_source import ConfigSource
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-# what dictionaries and lists of OmegaConf have in common
-from omegaconf.basecontainer import BaseContainer
-
 if TYPE_CHECKING:
     # the sweeper of grids
     from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
     from hydra.core.config_search_path import ConfigSearchPath
     from hydra.core.override_parser.types import Override
     from hydra.plugins.config_source import ConfigResult
-    from omegaconf import Container, DictConfig, ListConfig
+    from omegaconf import DictConfig
 
 __all__ = [
     "BasicSweeper",
@@ -344,35 +342,6 @@ class QuietReturn(JobReturn):
         return instantiate, ({"_target_": "hydra.core.utils.JobReturn"},), self.__dict__
 
 
-# OmegaConf
-
-
-def resolvers() -> dict[str, Any]:
-    """Return OmegaConf's own table of resolvers; there is no public way to put one back."""
-    found: dict[str, Any] = BaseContainer._resolvers
-    return found
-
-
-def own_node(container: DictConfig | ListConfig, key: Any) -> Any:
-    """Return the node at a key as it stands there, unresolved; None if there is none."""
-    return container._get_node(key, validate_access=False)
-
-
-def raw_value(node: Any) -> Any:
-    """Return what a node holds, unresolved."""
-    return node._value()
-
-
-def root_of(node: Any) -> Any:
-    """Return the config that a node is in."""
-    return node._get_root()
-
-
-def keeps_defaults_list(config: Container) -> bool:
-    """Return whether the defaults list of a config is still in it: it is a dataclass's."""
-    return bool(config._get_flag("HYDRA_REMOVE_TOP_LEVEL_DEFAULTS"))
-
-
 # What messages say that exceptions do not
 
 
@@ -391,8 +360,3 @@ class HydraMessage:
     """The key that an error of OmegaConf's is about."""
     INCOMPLETE = r"You must specify|Missing mandatory value"
     """A config leaves a choice or a value to whoever uses it."""
-
-
-def is_unset(error: Exception, variable: str) -> bool:
-    """Return whether ``oc.env`` failed since a variable is not set."""
-    return f"{variable!r} not found" in str(error)

@@ -48,8 +48,9 @@ from lllaunch.app.planning import (
 from lllaunch.app.sweeping.sweeper import completed
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.hydra_compat import Seam, keeping_lists, root_of
+from lllaunch.hydra_compat import Seam, keeping_lists
 from lllaunch.locks import PATIENCE
+from lllaunch.omegaconf_compat import root_of
 from lllaunch.results.index import remember
 from lllaunch.run.directory import SUBMISSION, RunDirectory
 from lllaunch.run.files import link_atomic, naming

@@ -32,12 +32,8 @@ from lllaunch.config.schema import PRESET_KEYS, PRESET_NAMES
 from lllaunch.config.secrets import EXPOSED, exposed, literals, not_secret, problems_with
 from lllaunch.config.tree import shown_path, value_at
 from lllaunch.errors import ConfigError, Diagnostic
-from lllaunch.hydra_compat import (
-    BoundedRepository,
-    WatchedLoader,
-    own_node,
-    raw_value,
-)
+from lllaunch.hydra_compat import BoundedRepository, WatchedLoader
+from lllaunch.omegaconf_compat import own_node, raw_value
 from lllaunch.review.paths import LOCKS, locks_all, policy_path, tree_top
 from lllaunch.secret_names import literals_in
 

@@ -34,13 +34,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from lllaunch.config.read import register_resolvers
 from lllaunch.config.schema import schema_node
 from lllaunch.errors import ConfigError, Diagnostic, NotPicklable, PackageMissing
-from lllaunch.hydra_compat import (
-    ConfigLoaderImpl,
-    ConfigSearchPathImpl,
-    Hydra,
-    root_of,
-    watch_apps,
-)
+from lllaunch.hydra_compat import ConfigLoaderImpl, ConfigSearchPathImpl, Hydra, watch_apps
+from lllaunch.omegaconf_compat import root_of
 from lllaunch.spawner.protocol import Forked, Function
 from lllaunch.spawner.worker import execute_module, execute_script, library_directories
 from lllaunch.spec import Entrypoint

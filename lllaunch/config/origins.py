@@ -25,13 +25,8 @@ from lllaunch.config.document import NO_LINES, Lines, lines_of
 from lllaunch.config.interpolation import references
 from lllaunch.config.schema import PRESET_KEYS, PRESET_NAMES
 from lllaunch.config.tree import dotted, parts_of, shown_path
-from lllaunch.hydra_compat import (
-    apply_overrides,
-    file_name,
-    keeps_defaults_list,
-    merge_files,
-    read_defaults,
-)
+from lllaunch.hydra_compat import apply_overrides, file_name, merge_files, read_defaults
+from lllaunch.omegaconf_compat import keeps_defaults_list
 from lllaunch.secret_names import redacted_overrides
 
 if TYPE_CHECKING:

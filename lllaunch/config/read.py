@@ -28,7 +28,7 @@ from lllaunch.config.secrets import (
 )
 from lllaunch.config.tree import BROKEN, DEEPEST, MOST_VALUES, Tree, Withheld, parts_of, value_at
 from lllaunch.errors import ConfigError, Diagnostic, Unfit
-from lllaunch.hydra_compat import is_unset, resolvers
+from lllaunch.omegaconf_compat import is_unset, resolvers
 from lllaunch.secret_names import is_secret_name, source_for
 
 

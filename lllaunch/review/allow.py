@@ -31,7 +31,8 @@ from lllaunch.config.read import Reader, watching
 from lllaunch.config.secrets import mentions_env
 from lllaunch.config.tree import DEEPEST, MOST_VALUES, conceal, show
 from lllaunch.errors import Diagnostic
-from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER, own_node, raw_value
+from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER
+from lllaunch.omegaconf_compat import own_node, raw_value
 from lllaunch.review.paths import POLICY_FILE, POLICY_VARIABLE
 from lllaunch.review.policy import Forms, Policy, fits, fits_any, is_within
 from lllaunch.run.files import is_below
