@@ -18,15 +18,20 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "heartbeat", "main", "progress", "report"]
 
 
+# Where they are. Named here and not imported: what stands below the app imports this package.
+_MODULES = {
+    "main": "lllaunch.app.app",
+    "report": "lllaunch.heartbeats",
+    "heartbeat": "lllaunch.heartbeats",
+    "progress": "lllaunch.heartbeats",
+}
+
+
 def __getattr__(name: str) -> object:
-    if name == "main":
-        from lllaunch.app.app import main  # noqa: PLC0415 - imports Hydra
+    if name in _MODULES:
+        from importlib import import_module  # noqa: PLC0415 - most workers need none of them
 
-        return main
-    if name in {"heartbeat", "progress", "report"}:
-        from lllaunch import heartbeats  # noqa: PLC0415 - most workers need none of it
-
-        return getattr(heartbeats, name)
+        return getattr(import_module(_MODULES[name]), name)
     if name == "__version__":
         from importlib.metadata import version  # noqa: PLC0415 - 20 ms that are rarely needed
 
