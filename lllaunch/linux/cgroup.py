@@ -1,20 +1,13 @@
 """Control groups: what limits this process, and a group for the workers of a spawner.
 
-Sources: ``/proc/self/cgroup`` (cgroups(7)) and ``/proc/self/mountinfo`` (proc(5)). Every part may
-be missing (containers hide some).
-
 Whatever a process does with its session, environment or parents, it stays in its cgroup, and
 ``cgroup.kill`` ends all of them at once. So this is the surest way of ending a tree; where cgroups
-are not delegated, everything works without it. Files: the kernel's cgroup-v2 documentation.
+are not delegated, everything works without it.
 
-Sources: sched_getaffinity(2), which covers cpusets; cgroup v2 ``cpu.max`` (kernel,
-admin-guide/cgroup-v2.rst); cgroup v1 ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us`` (kernel,
-scheduler/sched-bwc.rst).
-
-Sources: cgroup v2 ``memory.max`` and ``memory.events`` (kernel, admin-guide/cgroup-v2.rst), cgroup
-v1 ``memory.limit_in_bytes`` and ``memory.oom_control`` (admin-guide/cgroup-v1/memory.rst),
-``oom_kill`` in ``/proc/vmstat`` and ``MemTotal`` in ``/proc/meminfo``. Every part may be missing
-(containers hide some); what is missing is None.
+Sources: ``/proc/self/cgroup`` (cgroups(7)) and ``/proc/self/mountinfo`` (proc(5));
+sched_getaffinity(2), which covers cpusets; the kernel's admin-guide/cgroup-v2.rst and
+admin-guide/cgroup-v1, and scheduler/sched-bwc.rst for quotas of version 1. Every part may be
+missing (containers hide some); what is missing is None.
 """
 
 from __future__ import annotations
@@ -42,7 +35,16 @@ def hierarchies(controller: str, proc: str = "/proc") -> list[Hierarchy]:
 
     ``controller``: ``memory``, ``cpu``, ...
     """
-    mounts = _mounts(read_text(f"{proc}/self/mountinfo"), controller)
+    # by version: the root of the controller's hierarchy, and where it is mounted
+    mounts: dict[int, tuple[str, str]] = {}
+    for line in read_text(f"{proc}/self/mountinfo").splitlines():
+        left, _, right = line.partition(" - ")
+        fields, kind = left.split(), right.split()
+        if len(fields) < 5 or not kind:
+            continue
+        if kind[0] == "cgroup2" or (kind[0] == "cgroup" and controller in kind[-1].split(",")):
+            version = 2 if kind[0] == "cgroup2" else 1
+            mounts.setdefault(version, (_unescaped(fields[3]), _unescaped(fields[4])))
     found = []
     for line in read_text(f"{proc}/self/cgroup").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -51,21 +53,6 @@ def hierarchies(controller: str, proc: str = "/proc") -> list[Hierarchy]:
         version = 1 if controllers else 2
         if version in mounts:
             found.append(Hierarchy(version, _upwards(*mounts[version], path)))
-    return found
-
-
-def _mounts(mountinfo: str, controller: str) -> dict[int, tuple[str, str]]:
-    """Returns by cgroup version the root and mount point of the controller's hierarchy."""
-    found: dict[int, tuple[str, str]] = {}
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        fields, kind = left.split(), right.split()
-        if len(fields) < 5 or not kind:
-            continue
-        if kind[0] == "cgroup2":
-            found.setdefault(2, (_unescaped(fields[3]), _unescaped(fields[4])))
-        elif kind[0] == "cgroup" and controller in kind[-1].split(","):
-            found.setdefault(1, (_unescaped(fields[3]), _unescaped(fields[4])))
     return found
 
 
@@ -167,25 +154,15 @@ class Cores(NamedTuple):
 
 def find_cores(proc: str = "/proc") -> Cores:
     """Looks now; never raises."""
-    quotas = [
-        quota
-        for version, directories in hierarchies("cpu", proc)
-        for directory in directories
-        if (quota := _quota(version, directory)) is not None
-    ]
+    quotas = []
+    for version, directories in hierarchies("cpu", proc):
+        files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        for directory in directories:
+            words = " ".join(read_text(f"{directory}/{name}") for name in files).split()
+            # 'max' in version 2 and '-1' in version 1 are no limit
+            if len(words) == 2 and all(word.isdecimal() for word in words) and int(words[1]):
+                quotas.append(int(words[0]) / int(words[1]))
     return Cores(tuple(sorted(os.sched_getaffinity(0))), min(quotas, default=None))
-
-
-def _quota(version: int, directory: str) -> float | None:
-    if version == 2:
-        words = read_text(f"{directory}/cpu.max").split()
-    else:
-        files = ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        words = [read_text(f"{directory}/{name}").strip() for name in files]
-    # 'max' in version 2 and '-1' in version 1 are no limit.
-    if len(words) != 2 or not all(word.isdecimal() for word in words) or not int(words[1]):
-        return None
-    return int(words[0]) / int(words[1])
 
 
 # cgroup v1 has no word for 'no limit': it shows the largest multiple of the page size
@@ -212,50 +189,29 @@ UNKNOWN = Memory()
 
 def read_memory(proc: str = "/proc", shm: str = "/dev/shm") -> Memory:  # noqa: S108 - the mount itself, nothing is written there
     """Reads the counters now; never raises."""
-    kills, limit = _cgroup(proc)
-    shm_total, shm_free = _space(shm)
+    kills: int | None = None
+    limits = []
+    for version, directories in hierarchies("memory", proc):
+        events = "memory.events" if version == 2 else "memory.oom_control"
+        counted = _field(read_text(f"{directories[0]}/{events}"), "oom_kill")
+        kills = counted if counted is not None else kills
+        most = "memory.max" if version == 2 else "memory.limit_in_bytes"
+        texts = [read_text(f"{directory}/{most}").strip() for directory in directories]
+        # it may not be there, or be 'max'
+        limits += [int(text) for text in texts if text.isdigit() and int(text) < _V1_UNLIMITED]
+    shm_total = shm_free = None
+    with contextlib.suppress(OSError):
+        found = os.statvfs(shm)
+        shm_total, shm_free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
     total = _field(read_text(f"{proc}/meminfo"), "MemTotal:")
     return Memory(
         cgroup_kills=kills,
         machine_kills=_field(read_text(f"{proc}/vmstat"), "oom_kill"),
-        limit=limit,
+        limit=min(limits, default=None),
         total=None if total is None else total * 1024,  # meminfo counts in KiB
         shm_total=shm_total,
         shm_free=shm_free,
     )
-
-
-def _cgroup(proc: str) -> tuple[int | None, int | None]:
-    """Returns OOM kills in, and the smallest limit of, this process's memory cgroup."""
-    kills: int | None = None
-    limits: list[int] = []
-    for version, directories in hierarchies("memory", proc):
-        counted = _kills(version, directories[0])
-        kills = counted if counted is not None else kills
-        limits += [limit for each in directories if (limit := _limit(version, each)) is not None]
-    return kills, min(limits, default=None)
-
-
-def _kills(version: int, directory: str) -> int | None:
-    name = "memory.events" if version == 2 else "memory.oom_control"
-    return _field(read_text(f"{directory}/{name}"), "oom_kill")
-
-
-def _limit(version: int, directory: str) -> int | None:
-    name = "memory.max" if version == 2 else "memory.limit_in_bytes"
-    text = read_text(f"{directory}/{name}").strip()
-    if not text.isdigit():  # not there, or 'max'
-        return None
-    limit = int(text)
-    return None if limit >= _V1_UNLIMITED else limit
-
-
-def _space(path: str) -> tuple[int | None, int | None]:
-    try:
-        found = os.statvfs(path)
-    except OSError:
-        return None, None
-    return found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
 
 
 def _field(text: str, name: str) -> int | None:
@@ -283,14 +239,14 @@ def shortage(error: BaseException | None) -> str:
             limits = read_text("/proc/sys/fs/file-max").strip()
             return f"no file can be opened: this system may have {limits} open (fs.file-max)"
         if number == errno.EAGAIN or str(error) == "can't start new thread":
-            return f"no process or thread can be started; limits: {', '.join(_of_processes())}"
+            return f"no process or thread can be started; limits: {_limits_of_processes()}"
         if number == errno.ENOMEM or isinstance(error, MemoryError):
             return "no memory is left"
         error = error.__cause__ or error.__context__
     return ""
 
 
-def _of_processes() -> list[str]:
+def _limits_of_processes() -> str:
     """Return the limits on processes and threads, with where they are set."""
     found = []
     limit = resource.getrlimit(resource.RLIMIT_NPROC)[0]
@@ -302,4 +258,4 @@ def _of_processes() -> list[str]:
             if text.isdigit():
                 found.append(f"{text} in {directory} (pids.max)")
     system = read_text("/proc/sys/kernel/threads-max").strip()
-    return [*found, f"{system} of this system (kernel.threads-max)"]
+    return ", ".join([*found, f"{system} of this system (kernel.threads-max)"])

@@ -51,55 +51,41 @@ class GpuReading(NamedTuple):
     gpus: Mapping[str, GpuUse]
 
 
-class DriverProcess:
+class _DriverProcess:
     """A process that calls a function which asks the driver, and that ends with this one.
 
-    Raises:
-        OSError: it cannot be started.
+    If it cannot be started, that is said, and it is as if it had ended.
     """
 
     def __init__(self, function: Callable[..., object], *args: object) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said = b""
         module, name = function.__module__, function.__name__
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import below; "
             f"from {module} import {name}; below({os.getpid()}) and {name}(*{args!r})"
         )
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            # what the terminal sends is for the launcher
-            start_new_session=True,
-        )
-        self.pid = self._process.pid
-        self._said = b""
-        os.set_blocking(self.fileno(), False)
-
-    @classmethod
-    def start(cls, function: Callable[..., object], *args: object) -> DriverProcess | None:
-        """Start one; None if it cannot be started, which is said."""
         try:
-            return cls(function, *args)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                # what the terminal sends is for the launcher
+                start_new_session=True,
+            )
         except OSError as error:
             logger.warning("nobody looks at GPUs: %s", error.strerror or error)
-            return None
+        else:
+            os.set_blocking(self.fileno(), False)
 
     def fileno(self) -> int:
-        """Readable when `lines` has something to tell."""
+        """Readable when it has written something."""
+        assert self._process is not None
         assert self._process.stdout is not None
         return self._process.stdout.fileno()
 
-    def ask(self, data: bytes) -> None:
-        """Write to its standard input; less than a pipe takes at any time.
-
-        Raises:
-            OSError: it has ended.
-        """
-        assert self._process.stdin is not None
-        os.write(self._process.stdin.fileno(), data)
-
-    def lines(self) -> list[bytes] | None:
+    def _lines(self) -> list[bytes] | None:
         """Return the lines that it wrote since the last call, without waiting.
 
         Returns None if it has ended: there is no driver, or nothing more to tell.
@@ -113,25 +99,28 @@ class DriverProcess:
         return None
 
     def close(self) -> None:
-        """End it, once; one that hangs in the kernel is left there."""
-        self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
+        """End it; one that hangs in the kernel is left there. Idempotent."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_KILLED_WITHIN)
+            process.wait(_KILLED_WITHIN)
 
 
-class GpuMeter:
+class GpuMeter(_DriverProcess):
     """Reads what GPUs do in a process of its own, which it starts.
 
     ``visible``: values of ``CUDA_VISIBLE_DEVICES`` of those who see them, None where it is not set.
     """
 
     def __init__(self, visible: Sequence[str | None]) -> None:
+        super().__init__(serve, list(visible))
         self._asked = False
-        self._process = DriverProcess.start(serve, list(visible))
 
     def take(self, wanted_in: float) -> GpuReading | None:
         """Return what was read since the last call, and ask for the next; waits for nothing.
@@ -139,33 +128,27 @@ class GpuMeter:
         ``wanted_in``: seconds until the next call. Returns None if there is none: nobody had asked
         yet, or the driver has not answered.
         """
-        reading = self._answer()
-        if not self._asked and self._process is not None:
-            wait = max(0.0, wanted_in - _AHEAD)
-            try:
-                # one request at a time
-                self._process.ask(f"{wait:.3f}\n".encode())
-                self._asked = True
-            except OSError:
-                self.close()
-        return reading
-
-    def _answer(self) -> GpuReading | None:
-        if self._process is None or not self._asked:
+        if self._process is None:
             return None
-        lines = self._process.lines()
-        if lines is None:
+        answers = self._lines() if self._asked else []
+        if answers is None:
             # there is no driver, or it does not know this one
             self.close()
             return None
-        self._asked = not lines
-        return _decode(lines[0]) if lines else None
-
-    def close(self) -> None:
-        """End the process; idempotent."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.close()
+        if answers or not self._asked:
+            # one request at a time, of less than a pipe takes
+            assert self._process.stdin is not None
+            wait = max(0.0, wanted_in - _AHEAD)
+            try:
+                os.write(self._process.stdin.fileno(), f"{wait:.3f}\n".encode())
+                self._asked = True
+            except OSError:
+                self.close()
+        if not answers:
+            return None
+        seen, gpus = json.loads(answers[0])
+        use = {name: GpuUse(*each) for name, each in gpus.items()}
+        return GpuReading([tuple(names) for names in seen], use)
 
 
 class HeldMemory(NamedTuple):
@@ -177,16 +160,16 @@ class HeldMemory(NamedTuple):
     given_up: bool
 
 
-class GpuMemoryWait:
+class GpuMemoryWait(_DriverProcess):
     """Waits until processes hold no memory on GPUs, for an event loop.
 
     ``seconds``: how long is waited at most.
     """
 
-    def __init__(self, process: DriverProcess, seconds: float) -> None:
+    def __init__(self, pids: Collection[int], seconds: float) -> None:
+        super().__init__(tell_holders, sorted(pids))
         # whether there is nothing to wait for any more, as far as `events` has told
         self.over = False
-        self._process: DriverProcess | None = process
         self._began = time.monotonic()
         self._until = self._began + seconds
         self._told = False
@@ -195,17 +178,9 @@ class GpuMemoryWait:
 
     @classmethod
     def begin(cls, pids: Collection[int], seconds: float) -> GpuMemoryWait | None:
-        """Begin to wait.
-
-        Returns None if nobody can look.
-        """
-        process = DriverProcess.start(tell_holders, sorted(pids))
-        return None if process is None else cls(process, seconds)
-
-    def fileno(self) -> int:
-        """Readable when `events` has something to tell."""
-        assert self._process is not None
-        return self._process.fileno()
+        """Begin to wait; returns None if nobody can look."""
+        wait = cls(pids, seconds)
+        return None if wait._process is None else wait
 
     def next_in(self) -> float:
         """Return the seconds until `events` has something to tell though nothing is readable."""
@@ -216,8 +191,7 @@ class GpuMemoryWait:
 
     def events(self) -> list[HeldMemory]:
         """Return what is to be said, without waiting."""
-        assert self._process is not None
-        lines, now = self._process.lines(), time.monotonic()
+        lines, now = self._lines(), time.monotonic()
         if lines is None:
             # nothing is held, or nobody looks
             self.over = True
@@ -232,24 +206,11 @@ class GpuMemoryWait:
             return [HeldMemory(pids, tuple(sorted(gpus)), now - self._began, late)]
         return []
 
-    def close(self) -> None:
-        """Wait no longer; idempotent."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.close()
-
 
 def below(parent: int) -> bool:
     """In that process: end with the launcher; return whether it is still there."""
     set_parent_death_signal(signal.SIGKILL)
     return os.getppid() == parent
-
-
-def _decode(line: bytes) -> GpuReading:
-    seen, gpus = json.loads(line)
-    return GpuReading(
-        [tuple(names) for names in seen], {name: GpuUse(*use) for name, use in gpus.items()}
-    )
 
 
 def serve(

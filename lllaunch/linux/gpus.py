@@ -115,24 +115,17 @@ def memory_holders(pids: Collection[int], nvml: Nvml | None = None) -> dict[int,
     found: dict[int, tuple[int, ...]] = {}
     with asking(nvml) as driver:
         for index in range(driver.nvmlDeviceGetCount()):
-            for pid in sorted(_holders(index, driver).intersection(pids)):
+            holders: set[int] = set()
+            # a GPU that was lost is nobody's
+            with contextlib.suppress(driver.NVMLError):
+                gpu = driver.nvmlDeviceGetHandleByIndex(index)
+                for device in (gpu, *_slice_handles(gpu, driver)):
+                    # of a sliced GPU as a whole only who is privileged is told
+                    with contextlib.suppress(driver.NVMLError):
+                        running = driver.nvmlDeviceGetComputeRunningProcesses(device)
+                        holders.update(each.pid for each in running)
+            for pid in sorted(holders.intersection(pids)):
                 found[pid] = (*found.get(pid, ()), index)
-    return found
-
-
-def _holders(index: int, nvml: Nvml) -> set[int]:
-    """Return the processes that hold memory on a GPU, or on one of its slices."""
-    found: set[int] = set()
-    try:
-        gpu = nvml.nvmlDeviceGetHandleByIndex(index)
-        for device in (gpu, *_slice_handles(gpu, nvml)):
-            # of a sliced GPU as a whole only who is privileged is told
-            with contextlib.suppress(nvml.NVMLError):
-                holders = nvml.nvmlDeviceGetComputeRunningProcesses(device)
-                found.update(each.pid for each in holders)
-    except nvml.NVMLError:
-        # a GPU that was lost is nobody's
-        return found
     return found
 
 
@@ -193,18 +186,13 @@ def _visible(visible: str | None, nvml: Nvml) -> list[tuple[str, _Device]]:
     if entries[0].startswith(("MIG-", "GPU-")):
         gpus = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(total)]
         if entries[0].startswith("MIG-"):
-            slices = [uuid for gpu in gpus for uuid in _slices(gpu, nvml)]
+            parts = [part for gpu in gpus for part in _slice_handles(gpu, nvml)]
+            slices = [nvml.nvmlDeviceGetUUID(part) for part in parts]
             return [(entry, slices[place]) for entry, place in listed(entries, slices, "MIG-")]
-        uuids = [_text(nvml.nvmlDeviceGetUUID(gpu)) for gpu in gpus]
+        uuids = [nvml.nvmlDeviceGetUUID(gpu) for gpu in gpus]
         return [(entry, place) for entry, place in listed(entries, uuids, "GPU-")]
-    found: dict[int, str] = {}
-    for entry in entries:
-        if not (entry.isascii() and entry.isdecimal()) or int(entry) >= total:
-            break
-        if int(entry) in found:
-            return []
-        found[int(entry)] = entry
-    return [(entry, index) for index, entry in found.items()]
+    indices = [str(index) for index in range(total)]
+    return [(entry, index) for entry, index in listed(entries, indices)]
 
 
 def _identity(device: _Device, nvml: Nvml) -> str:
@@ -213,15 +201,10 @@ def _identity(device: _Device, nvml: Nvml) -> str:
     try:
         gpu = nvml.nvmlDeviceGetHandleByIndex(device)
         # Who names a sliced GPU gets its first slice (MIG user guide, "CUDA device enumeration").
-        slices = _slices(gpu, nvml)
-        return slices[0] if slices else _text(nvml.nvmlDeviceGetUUID(gpu))
+        return str(nvml.nvmlDeviceGetUUID([*_slice_handles(gpu, nvml), gpu][0]))
     except nvml.NVMLError:
         # A GPU that was lost. It was counted, as CUDA counts it, so it needs some name.
         return f"GPU-{device}"
-
-
-def _slices(gpu: Any, nvml: Nvml) -> list[str]:
-    return [_text(nvml.nvmlDeviceGetUUID(part)) for part in _slice_handles(gpu, nvml)]
 
 
 def _slice_handles(gpu: Any, nvml: Nvml) -> list[Any]:
@@ -235,11 +218,6 @@ def _slice_handles(gpu: Any, nvml: Nvml) -> list[Any]:
         with contextlib.suppress(nvml.NVMLError):
             handles.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index))
     return handles
-
-
-def _text(uuid: str | bytes) -> str:
-    # Releases of nvidia-ml-py before 12 return bytes.
-    return uuid.decode() if isinstance(uuid, bytes) else uuid
 
 
 PRETEND = "LLLAUNCH_PRETEND_GPUS"

@@ -79,20 +79,11 @@ class _Command(NamedTuple):
 
 
 class Branch(NamedTuple):
-    """A branch, as the process gets it that will adopt it."""
+    """A branch, for the process that will adopt it."""
 
     sock: socket.socket
     shared: Shared  # what the workers of the spawner have in common
     mark: str
-    # the connection's end for the branch, if that process was forked while its parent had it open;
-    # else None
-    other: socket.socket | None = None
-
-    def close(self) -> None:
-        """Close what this process has of it."""
-        self.sock.close()
-        if self.other is not None:
-            self.other.close()
 
 
 # How long an ending spawner may take to end what is left, before it is killed; and how long that,
@@ -106,7 +97,7 @@ class Spawner:
     """A spawner process, seen from the launcher.
 
     It is started by `prestart`, or by `configure` when that has not been called; or it is a branch
-    of another one (`new_branch`, `adopt`). Not thread-safe: one thread uses it at a time.
+    of another one (`branch`, `adopt`). Not thread-safe: one thread uses it at a time.
     """
 
     # of this run; they outlive the process that stands behind this object
@@ -393,6 +384,9 @@ class Spawner:
         if self._channel is not None and self.dead is None:
             self._channel.queue(header, payload, fds, close_fds)
             self._watch_writes()
+        elif close_fds:
+            for fd in fds:
+                os.close(fd)
 
     def _watch_writes(self) -> None:
         if self._epoll is not None and self._channel is not None and not self._channel.closed:
@@ -468,26 +462,17 @@ class Spawner:
 
     # Branches: warm spawners for other launchers
 
-    def new_branch(self) -> Branch:
-        """Make a branch of this spawner, which is configured.
+    def branch(self, launcher: int) -> Branch:
+        """Let a branch of this spawner, which is configured, begin when the preloads are done.
 
-        `adopt` is to be called with it in a process that is forked now, and `hand_over` here. A
-        process that was forked before is sent ``sock`` and ``mark``.
+        What is returned is to be sent to the process that will `adopt` it.
+
+        ``launcher``: a pidfd of that process; it is closed when it has been sent.
         """
         assert self._key is not None
         ours, theirs = connected()
-        return Branch(ours, self._key, self.mark, theirs)
-
-    def hand_over(self, other: socket.socket, launcher: int) -> None:
-        """Let a branch begin, when the preloads are done.
-
-        Both are closed here, as soon as they have been sent.
-        """
-        if self.dead is None:
-            self._send({"op": "branch"}, fds=(other.detach(), launcher), close_fds=True)
-        else:
-            other.close()
-            os.close(launcher)
+        self._send({"op": "branch"}, fds=(theirs.detach(), launcher), close_fds=True)
+        return Branch(ours, self._key, self.mark)
 
     @classmethod
     def adopt(
@@ -509,8 +494,6 @@ class Spawner:
             SpawnerDied: it ended, or did not begin.
         """
         hold_standard_fds()
-        if branch.other is not None:
-            branch.other.close()
         spawner = cls()
         spawner.mark, spawner._key = branch.mark, branch.shared
         spawner._exec_env = exec_part(branch.shared.environ)

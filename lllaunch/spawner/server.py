@@ -155,6 +155,9 @@ class Server:
                 for fd in self._held:
                     os.close(fd)
                 self._held = [*message.fds]
+            case "spawn" | "branch" if self._around is None:
+                for fd in message.fds:
+                    os.close(fd)
             case operation:  # configure, spawn, end_cleanup, branch, adopt
                 getattr(self, f"_{operation}")(message)
 
@@ -212,6 +215,7 @@ class Server:
         except PreloadFailed as error:
             facts = {"module": error.module, "reason": error.reason, "traceback": error.traceback}
             self._send({"event": "PreloadBroken"} | facts)
+            self._around = None  # nothing is started that was ordered meanwhile
             return
         set_parent_death_signal(signal.SIGCONT)
         # What preloads started for themselves (a resource tracker) is nobody's orphan.

@@ -8,7 +8,6 @@ environment died or cannot preload: its own will say what is wrong.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping
@@ -36,8 +35,6 @@ class _Pooled:
 
     def __init__(self, spawner: Spawner) -> None:
         self.spawner = spawner
-        # what waits for its preloads: the branch's end, and a pidfd of the job
-        self.waiting: list[tuple[socket.socket, int]] = []
         self.jobs: list[int] = []
         self.lent_at = 0
 
@@ -46,29 +43,12 @@ class _Pooled:
         for job in [job for job in self.jobs if process_ended(job)]:
             self.jobs.remove(job)
             os.close(job)
-        return not self.waiting and not self.jobs
-
-    def hand_over(self) -> None:
-        """Let what waits begin, if its job still lives."""
-        waiting, self.waiting = self.waiting, []
-        for other, launcher in waiting:
-            if process_ended(launcher):
-                _close(other, launcher)
-            else:
-                self.spawner.hand_over(other, launcher)
+        return not self.jobs
 
     def drop(self) -> None:
-        """Close what waits; the job sees that, and goes on without."""
-        for other, launcher in self.waiting:
-            _close(other, launcher)
-        self.waiting.clear()
+        """Forget who uses it."""
         while self.jobs:
             os.close(self.jobs.pop())
-
-
-def _close(other: socket.socket, launcher: int) -> None:
-    other.close()
-    os.close(launcher)
 
 
 class SpawnerPool:
@@ -117,23 +97,19 @@ class SpawnerPool:
             return
         pooled.lent_at = self._lent
         pooled.idle()
-        with contextlib.ExitStack() as undo:
-            try:
-                branch = pooled.spawner.new_branch()
-                undo.callback(branch.close)
-                launcher = os.dup(job)
-                undo.callback(os.close, launcher)
-                pooled.jobs.append(os.dup(job))
-            except OSError:
-                # No descriptor is left.
-                return
-            undo.pop_all()
-        assert branch.other is not None
-        pooled.waiting.append((branch.other, launcher))
+        try:
+            pooled.jobs.append(os.dup(job))
+            launcher = os.dup(job)
+        except OSError:
+            # No descriptor is left.
+            return
+        try:
+            branch = pooled.spawner.branch(launcher)
+        except OSError:
+            os.close(launcher)
+            return
         header = Plain()(Lent(branch.mark, pooled.spawner.ready))
         channel.queue(header, fds=(branch.sock.detach(),), close_fds=True)
-        if pooled.spawner.ready:
-            pooled.hand_over()
 
     def branch_of(self, key: SpawnerKey, mark: str, fd: int) -> Branch:
         """In the job: what `lend` has sent."""
@@ -177,8 +153,6 @@ class SpawnerPool:
                 self._pooled[key] = None
                 pooled.drop()
                 pooled.spawner.close()
-            elif pooled.spawner.ready:
-                pooled.hand_over()
             for fact in facts:
                 tell(fact)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import signal
 import threading
@@ -91,94 +90,26 @@ class MultiprocessingRequestQueue(RequestQueue):
         return found
 
 
-class ServerThread(ABC):
-    """A thread that serves timers; ``max_interval`` is its longest wait, seconds."""
+class TimerServer(ABC):
+    """Waits for requests and ends workers whose timers have expired.
 
-    def __init__(self, max_interval: float, daemon: bool) -> None:
+    It looks when requests come, and after ``max_interval`` seconds at the latest. A request sets a
+    timer, or takes it back if its ``expiration_time`` is negative.
+    """
+
+    def __init__(
+        self, request_queue: RequestQueue, max_interval: float, daemon: bool = True
+    ) -> None:
+        self._request_queue = request_queue
         self._max_interval = min(max_interval, _LONGEST_WAIT)
         self._daemon = daemon
         self._watchdog_thread: threading.Thread | None = None
         self._stop_signaled = False
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
-    def start(self) -> None:
-        """Begin to serve, in a thread of its own; one that serves already goes on.
-
-        Raises:
-            RuntimeError: it has been stopped.
-        """
-        if self._stop_signaled:
-            raise RuntimeError("a timer server that was stopped cannot be started again")
-        if self._watchdog_thread is not None:
-            return
-        name = type(self).__name__
-        logger.info("Starting %s... max_interval=%s", name, self._max_interval)
-        self._watchdog_thread = threading.Thread(
-            target=self._watchdog_loop, name="lllaunch-timers", daemon=self._daemon
-        )
-        self._watchdog_thread.start()
-
-    def stop(self) -> None:
-        """End the thread, waiting ``max_interval`` at most; close what it needs. Idempotent."""
-        logger.info("Stopping %s", type(self).__name__)
-        if self._end_thread():
-            self._close()
-
-    def _close(self) -> None:
-        if self._wake >= 0:
-            os.close(self._wake)
-            self._wake = -1
-
-    def _end_thread(self) -> bool:
-        """End the thread; whether it has ended."""
-        self._stop_signaled = True
-        self._rouse()
-        thread, self._watchdog_thread = self._watchdog_thread, None
-        if thread is None:
-            return True
-        thread.join(max(self._max_interval, _RETRY))
-        return not thread.is_alive()
-
-    def _rouse(self) -> None:
-        if self._wake >= 0:
-            os.eventfd_write(self._wake, 1)
-
-    def _watchdog_loop(self) -> None:
-        while not self._stop_signaled:
-            try:
-                self._run_watchdog()
-                self._rest()
-            except Exception:
-                logger.exception("the timers could not be looked at")
-                wait((self._wake,), seconds=_RETRY)
-
-    @abstractmethod
-    def _run_watchdog(self) -> None:
-        """Take requests, and end workers whose timers are over."""
-
-    def _rest(self) -> None:
-        """Wait until there is something to do, if `_run_watchdog` does not."""
-        return
-
-
-class TimerServer(ServerThread):
-    """Waits for requests and ends workers whose timers have expired.
-
-    It looks when requests come, and after ``max_interval`` seconds at the latest.
-    """
-
-    def __init__(
-        self, request_queue: RequestQueue, max_interval: float, daemon: bool = True
-    ) -> None:
-        super().__init__(max_interval, daemon)
-        self._request_queue = request_queue
-
     @abstractmethod
     def register_timers(self, timer_requests: list[TimerRequest]) -> None:
-        """Take note of requests, in order.
-
-        Each sets a timer, or takes it back if its ``expiration_time`` is negative.
-        """
+        """Take note of requests, in order."""
 
     @abstractmethod
     def clear_timers(self, worker_ids: set[Any]) -> None:
@@ -191,6 +122,55 @@ class TimerServer(ServerThread):
     @abstractmethod
     def _reap_worker(self, worker_id: Any) -> bool:
         """End a worker; False if that has to be tried again. An exception counts as True."""
+
+    def start(self) -> None:
+        """Begin to serve, in a thread of its own; one that serves already goes on.
+
+        Raises:
+            RuntimeError: it has been stopped.
+        """
+        if self._stop_signaled:
+            raise RuntimeError("a timer server that was stopped cannot be started again")
+        if self._watchdog_thread is None:
+            name = type(self).__name__
+            logger.info("Starting %s... max_interval=%s", name, self._max_interval)
+            self._watchdog_thread = threading.Thread(
+                target=self._watchdog_loop, name="lllaunch-timers", daemon=self._daemon
+            )
+            self._watchdog_thread.start()
+
+    def stop(self) -> None:
+        """End the thread, waiting ``max_interval`` at most; close what it needs. Idempotent."""
+        logger.info("Stopping %s", type(self).__name__)
+        if self._end_thread():
+            self._close()
+
+    def _end_thread(self) -> bool:
+        """End the thread; whether it has ended."""
+        self._stop_signaled = True
+        self._rouse()
+        thread, self._watchdog_thread = self._watchdog_thread, None
+        if thread is None:
+            return True
+        thread.join(max(self._max_interval, _RETRY))
+        return not thread.is_alive()
+
+    def _close(self) -> None:
+        if self._wake >= 0:
+            os.close(self._wake)
+            self._wake = -1
+
+    def _rouse(self) -> None:
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
+
+    def _watchdog_loop(self) -> None:
+        while not self._stop_signaled:
+            try:
+                self._run_watchdog()
+            except Exception:
+                logger.exception("the timers could not be looked at")
+                wait((self._wake,), seconds=_RETRY)
 
     def _run_watchdog(self) -> None:
         waiting = min(max(1, self._request_queue.size()), _BATCH)
@@ -213,12 +193,40 @@ class TimerServer(ServerThread):
         return self._max_interval
 
 
-def _log(rejected: Any) -> None:
-    for _, reason, text in rejected:
-        logger.error("a request for a timer was rejected: %s: %s", reason, text)
+class _ServiceServer(TimerServer):
+    """Keeps its timers in a `TimerService`, which knows no threads."""
+
+    def __init__(
+        self, request_queue: Any, max_interval: float, daemon: bool, service: TimerService
+    ) -> None:
+        super().__init__(request_queue, max_interval, daemon)
+        self._service = service
+        self._lock = threading.RLock()
+
+    def _dispatch(self) -> None:
+        with self._lock:
+            rejected = self._service.dispatch()
+        for _, reason, text in rejected:
+            logger.error("a request for a timer was rejected: %s: %s", reason, text)
+
+    def _next_in(self) -> float:
+        """Seconds until there is something to do, though nobody asks for it."""
+        with self._lock:
+            next_in = self._service.next_in()
+        return self._max_interval if next_in is None else min(self._max_interval, next_in)
+
+    def _signal(self, pid: int, signum: int) -> None:
+        with self._lock:
+            there = self._service.signal(pid, signum)
+        if not there:
+            logger.info("Process with pid=%s does not exist. Skipping", pid)
+
+    def _close(self) -> None:
+        super()._close()
+        self._service.close()
 
 
-class LocalTimerServer(TimerServer):
+class LocalTimerServer(_ServiceServer):
     """Serves the timers of `LocalTimerClient`, ours or torch's, on this machine.
 
     A process whose timer expires is sent SIGKILL, at that moment. Timers of processes that have
@@ -226,10 +234,10 @@ class LocalTimerServer(TimerServer):
     """
 
     def __init__(self, mp_queue: Any, max_interval: float = 60, daemon: bool = True) -> None:
-        super().__init__(MultiprocessingRequestQueue(mp_queue), max_interval, daemon)
+        service = TimerService(None, owner_of=lambda pid: pid)
+        super().__init__(MultiprocessingRequestQueue(mp_queue), max_interval, daemon, service)
         # Private, but there for ten years, and the only way to be woken by something else, too.
         self._reader = getattr(mp_queue, "_reader", None)
-        self._service = TimerService(None, owner_of=lambda pid: pid)
 
     def register_timers(self, timer_requests: list[TimerRequest]) -> None:
         """Take note of requests, in order. Those of processes that do not live are ignored."""
@@ -237,11 +245,11 @@ class LocalTimerServer(TimerServer):
         for request in timer_requests:
             try:  # torch's class is as good as ours
                 pid, until = request.worker_id, request.expiration_time
-                requests.append(request_of(pid, request.scope_id, until, 9))
+                requests.append(request_of(pid, request.scope_id, until, signal.SIGKILL))
             except (AttributeError, ValueError) as error:
                 # A worker can put anything into its queue.
                 logger.error("no request for a timer: %.200r (%s)", request, error)  # noqa: TRY400
-        _log(self._service.dispatch())
+        self._dispatch()
         self._service.register(requests)
 
     def clear_timers(self, worker_ids: set[Any]) -> None:
@@ -250,28 +258,21 @@ class LocalTimerServer(TimerServer):
 
     def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
         """Return the timers that end at ``deadline`` or earlier, by process id."""
-        _log(self._service.dispatch())
+        self._dispatch()
         return {pid: [*requests] for pid, requests in self._service.running(deadline).items()}
 
     def _reap_worker(self, worker_id: int) -> bool:
-        if not self._service.signal(worker_id, signal.SIGKILL):
-            logger.info("Process with pid=%s does not exist. Skipping", worker_id)
+        self._signal(worker_id, signal.SIGKILL)
         return True
 
     def _timeout(self) -> float:
-        next_in = self._service.next_in()
-        seconds = self._max_interval if next_in is None else min(self._max_interval, next_in)
         if self._reader is None:
-            return seconds
-        wait((self._reader, self._service, self._wake), seconds=seconds)
+            return self._next_in()
+        wait((self._reader, self._service, self._wake), seconds=self._next_in())
         return 0.0
 
-    def _close(self) -> None:
-        super()._close()
-        self._service.close()
 
-
-class FileTimerServer(ServerThread):
+class FileTimerServer(_ServiceServer):
     """Serve the timers of `FileTimerClient`, ours or torch's, on this machine.
 
     The kernel wakes its thread for requests, ended processes and expired timers. Timers of ended
@@ -298,17 +299,15 @@ class FileTimerServer(ServerThread):
     ) -> None:
         self._run_id = run_id
         self._log_event = log_event if log_event is not None else lambda _name, _request: None
-        # Guards the service, which knows no threads.
-        self._lock = threading.RLock()
-        self._progress = time.monotonic()
+        self._progress = 0.0  # when the thread last went round
         with contextlib.suppress(FileNotFoundError):
             os.remove(file_path)
         itself = os.getpid()
-        self._service = TimerService(file_path, owner_of=lambda pid: None if pid == itself else pid)
-        super().__init__(max_interval, daemon)
+        service = TimerService(file_path, owner_of=lambda pid: None if pid == itself else pid)
+        super().__init__(None, max_interval, daemon, service)
 
     def start(self) -> None:
-        """Begin to serve, in a thread of its own, as `ServerThread.start` says."""
+        """Begin to serve, in a thread of its own, as `TimerServer.start` says."""
         begins = self._watchdog_thread is None
         super().start()
         if begins:
@@ -319,17 +318,13 @@ class FileTimerServer(ServerThread):
         super().stop()
         self._log_event("watchdog stopped", None)
 
-    def _close(self) -> None:
-        super()._close()
-        self._service.close()
-
     def run_once(self) -> None:
         """Handle what has been requested, and stop: for tests."""
         self._end_thread()
         # Who writes without a pause keeps no server from its end.
         began = time.monotonic()
         while self._service.read_until < began:
-            self._run_watchdog()
+            self._look()
         self._close()
 
     @staticmethod
@@ -341,7 +336,7 @@ class FileTimerServer(ServerThread):
             return False
         return True
 
-    def register_timers(self, timer_requests: list[FileTimerRequest]) -> None:
+    def register_timers(self, timer_requests: list[FileTimerRequest]) -> None:  # type: ignore[override]
         """Set timers and take them back; those of processes that do not live are ignored."""
         with self._lock:
             self._service.register(timer_requests)
@@ -352,7 +347,7 @@ class FileTimerServer(ServerThread):
         with self._lock:
             self._service.forget(worker_pids)
 
-    def get_expired_timers(self, deadline: float) -> dict[int, list[FileTimerRequest]]:
+    def get_expired_timers(self, deadline: float) -> dict[int, list[FileTimerRequest]]:  # type: ignore[override]
         """Return the timers that expire at ``deadline`` or earlier, by process id.
 
         ``deadline``: seconds since the epoch, by the wall clock as it is now.
@@ -362,23 +357,18 @@ class FileTimerServer(ServerThread):
 
     def get_last_progress_time(self) -> int:
         """Return when the thread last went round, seconds since the epoch; at first: now."""
-        if not self._service.received:
-            return int(time.time())
-        return int(time.time() - (time.monotonic() - self._progress))
-
-    def _rest(self) -> None:
-        self._progress = time.monotonic()
-        with self._lock:
-            next_in = self._service.next_in()
-        seconds = min(self._max_interval, math.inf if next_in is None else next_in)
-        if self._wake in wait((self._service, self._wake), seconds=seconds):
-            os.eventfd_read(self._wake)
+        return int(self._progress if self._service.received else time.time())
 
     def _run_watchdog(self) -> None:
+        self._look()
+        self._progress = time.time()
+        if self._wake in wait((self._service, self._wake), seconds=self._next_in()):
+            os.eventfd_read(self._wake)
+
+    def _look(self) -> None:
+        self._dispatch()
         with self._lock:
-            rejected = self._service.dispatch()
             found = self._service.expired()
-        _log(rejected)
         if found:
             timers = {each.pid: [request.to_json() for request in each.requests] for each in found}
             logger.info("Timers expired for run:[%s] [%s].", self._run_id, timers)
@@ -397,14 +387,11 @@ class FileTimerServer(ServerThread):
             else:
                 logger.error("Error reaping worker=[%s].", pid)
 
-    def _reap_worker(self, worker_pid: int, signal: int) -> bool:
+    def _reap_worker(self, worker_pid: int, signal: int) -> bool:  # type: ignore[override]
         """End a process; False if it could not be signalled."""
         try:
-            with self._lock:
-                there = self._service.signal(worker_pid, signal)
+            self._signal(worker_pid, signal)
         except OSError:
             logger.exception("Error terminating pid=%s", worker_pid)
             return False
-        if not there:
-            logger.info("Process with pid=%s does not exist. Skipping", worker_pid)
         return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from lllaunch.errors import SpawnerDied
 from lllaunch.events import Exited
 from lllaunch.linux import proc
 from lllaunch.linux.process import open_pidfd
-from lllaunch.spawner.client import Spawner
+from lllaunch.spawner.client import Branch, Spawner
 from lllaunch.spawner.protocol import Script
 
 SLOW = "import os\nwith open('imports', 'a') as file: file.write(f'{os.getpid()}\\n')\n"
@@ -53,10 +54,13 @@ def warm(tmp_path: Path) -> Iterator[Spawner]:
 
 def job(warm: Spawner, work: Callable[[Spawner], int]) -> int:
     """A fork of this process, as a sweep's job is one, with a branch; its process id."""
-    branch = warm.new_branch()
+    here, there = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         try:
+            (fd,) = socket.recv_fds(there, 1, 1)[1]
+            assert warm._key is not None
+            branch = Branch(socket.socket(fileno=fd), warm._key, warm.mark)
             warm.forget()
             with Spawner.adopt(branch) as spawner:
                 os._exit(work(spawner))
@@ -66,9 +70,8 @@ def job(warm: Spawner, work: Callable[[Spawner], int]) -> int:
             os._exit(99)
     pidfd = open_pidfd(pid)
     assert pidfd is not None
-    assert branch.other is not None
-    warm.hand_over(branch.other, pidfd)
-    branch.sock.close()
+    with here, there, warm.branch(pidfd).sock as sock:
+        socket.send_fds(here, [b"x"], [sock.fileno()])
     warm.flush()
     return pid
 
