@@ -33,12 +33,11 @@ from lllaunch.app.configs import (
     ConfDirectories,
     as_written,
     config_path_of,
-    experiment_name,
     given_overrides,
     install_app,
     job_name,
 )
-from lllaunch.app.gate import GuardedLoader, expect_own_environment
+from lllaunch.app.gate import GuardedLoader, expect_own_environment, lock_name
 from lllaunch.app.planning import locating, plan_job
 from lllaunch.app.sweeping.composing import Composer
 from lllaunch.app.sweeping.sweeper import grid_of
@@ -310,7 +309,7 @@ def _reviewed(
     texts = [node["run"]["dir"]] if alone else [node["sweep"]["dir"], node["sweep"]["subdir"]]
     directory = "/".join(safe_source(str(text), "dir") for text in texts)
     job = job_name(overrides) if overrides is not None else ""
-    return Reviewed(spec, raw, name_of(spec, config), job, directory, told, origins)
+    return Reviewed(spec, raw, lock_name(spec, config), job, directory, told, origins)
 
 
 def located(
@@ -326,11 +325,6 @@ def located(
             with contextlib.suppress(Exception):
                 found[problem] = run.origins().locate(problem)
     return tuple(found.values())
-
-
-def name_of(spec: LaunchSpec, config: DictConfig) -> str:
-    """Returns what the lock of a run is called."""
-    return spec.locked if isinstance(spec.locked, str) else experiment_name(config)
 
 
 def file_of(spec: LaunchSpec) -> str:

@@ -142,18 +142,8 @@ def _against_lock(
     """Return how a run differs from its lock; raise if nobody can tell."""
     from lllaunch.config.plan import plan_hash  # noqa: PLC0415
     from lllaunch.review.allow import OWN_TARGETS  # noqa: PLC0415
-    from lllaunch.review.lock import (  # noqa: PLC0415
-        PlanRefused,
-        compare,
-        lock_path,
-        renew_command,
-    )
+    from lllaunch.review.lock import PlanRefused, compare  # noqa: PLC0415
 
-    if users_own:
-        message = "is of an app of its own, and locks hold plans of python -m lllaunch"
-        hint = "name the function as launch.entrypoint, or do not lock it"
-        own = Diagnostic("own-app", "the function", repr(spec.entrypoint.text), message, hint)
-        return PlanRefused(problems=(*problems, own))
     problems = [*problems, *variables_of_hydra(config)]
     # launchers and sweepers of others: no lock has what they are given
     for parts, allowed in OWN_TARGETS.items() if job is not None else ():
@@ -164,23 +154,53 @@ def _against_lock(
             problems.append(Diagnostic("unlocked-launcher", key, repr(target), message, hint))
     if job is not None and job.admitted and job.admitted == plan_hash(spec):
         return PlanRefused(problems=tuple(problems))
-    name = spec.locked if isinstance(spec.locked, str) else experiment_name(config)
+    try:
+        path = expect_lock(spec, config, job, users_own=users_own)
+    except PlanRefused as refused:
+        refused.problems = (*problems, *refused.problems)
+        raise
+    # that of a sweep is not read again for each job, which takes a while
+    found = os.stat(path)
+    lock = _read_once(path, found.st_mtime_ns, found.st_size, found.st_ino)
+    changes = compare(lock, spec, "" if job is None else job_name(job.overrides))
+    shown = os.path.relpath(path, spec.runtime_cwd)
+    return PlanRefused(shown, changes, tuple(problems), lock.renew if changes else "")
+
+
+def lock_name(spec: LaunchSpec, config: DictConfig) -> str:
+    """Returns what the lock of a run is called; empty if nothing says."""
+    return spec.locked if isinstance(spec.locked, str) else experiment_name(config)
+
+
+def expect_lock(
+    spec: LaunchSpec, config: DictConfig, job: JobOf | None = None, *, users_own: bool = False
+) -> str:
+    """Return the path of the lock of a run; raise `PlanRefused` if there is none.
+
+    A name that no lock can have is a `ConfigError`.
+    """
+    from lllaunch.review.lock import PlanRefused, lock_path, renew_command  # noqa: PLC0415
+
+    if users_own:
+        named = repr(spec.entrypoint.text) if spec.entrypoint.text else ""
+        message = "is of an app of its own, and locks hold plans of python -m lllaunch"
+        hint = "name the function as launch.entrypoint, or do not lock it"
+        own = Diagnostic("own-app", "the function", named, message, hint)
+        raise PlanRefused(problems=(own,))
+    name = lock_name(spec, config)
     if not name:
         message = "has no name that a lock could be found by"
         nameless = Diagnostic("lock-name", "", "the run", message, "set launch.locked=NAME")
         raise PlanRefused(problems=(nameless,))
     path = lock_path(spec.runtime_cwd, name)
-    shown = os.path.relpath(path, spec.runtime_cwd)
     if not os.path.lexists(path):
-        message = "does not exist: this plan has not been reviewed"
-        missing = Diagnostic("no-lock", shown, "", message)
+        shown = os.path.relpath(path, spec.runtime_cwd)
+        missing = Diagnostic(
+            "no-lock", shown, "", "does not exist: this plan has not been reviewed"
+        )
         command = words_of(config) if job is None else ("-m", *words_of(job.master))
-        return PlanRefused(problems=(*problems, missing), renew=renew_command(command))
-    # that of a sweep is not read again for each job, which takes a while
-    found = os.stat(path)
-    lock = _read_once(path, found.st_mtime_ns, found.st_size, found.st_ino)
-    changes = compare(lock, spec, "" if job is None else job_name(job.overrides))
-    return PlanRefused(shown, changes, tuple(problems), lock.renew if changes else "")
+        raise PlanRefused(problems=(missing,), renew=renew_command(command))
+    return path
 
 
 @functools.lru_cache(maxsize=32)

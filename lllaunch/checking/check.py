@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.app.compose import ComposeFailed, Composition, ConfigRequest, name_of, review_sweep
+from lllaunch.app.compose import ComposeFailed, Composition, ConfigRequest, review_sweep
 from lllaunch.app.configs import DIRECTORY, PRIMARY
+from lllaunch.app.gate import expect_lock, lock_name, policy_of
 from lllaunch.checking.findings import REFUSED, WRONG, Checked, CheckedDiagnostic, Outcome, merged
 from lllaunch.checking.tree import (
     ConfigFile,
@@ -42,26 +43,19 @@ from lllaunch.config.origins import Origins
 from lllaunch.config.plan import hash_of, portable_plan
 from lllaunch.config.schema import is_set
 from lllaunch.config.secrets import literals
-from lllaunch.config.tree import dotted, leaf_items, parts_of, shown_path, value_at
+from lllaunch.config.tree import dotted, leaf_items, parts_of
 from lllaunch.difference import Change, differences, text_lines
-from lllaunch.errors import Code, ConfigError, Diagnostic, LaunchError
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.hydra_compat import HydraMessage
 from lllaunch.launch_settings import KEYS
 from lllaunch.review.allow import check
-from lllaunch.review.lock import (
-    Lock,
-    PlanRefused,
-    lock_path,
-    read_lock,
-    renew_command,
-    sweep_plan,
-)
-from lllaunch.review.paths import POLICY_FILE, locks_all, policy_path, tree_top
-from lllaunch.review.policy import Policy, read_policy
+from lllaunch.review.lock import Lock, PlanRefused, read_lock, sweep_plan
+from lllaunch.review.paths import locks_all, tree_top
 from lllaunch.secret_names import Redactor, is_secret_name
 from lllaunch.text import shorten
 
 if TYPE_CHECKING:
+    from lllaunch.review.policy import Policy
     from lllaunch.spec import LaunchSpec
 
 LONGEST, LONGEST_OF_LOCKS = 60.0, 300.0
@@ -71,6 +65,9 @@ _LONGEST_REASON = 600  # characters
 # comparing a word with all keys takes its time
 _MOST_CHOICES = 1_000
 _MOST_LINES = 20
+# what configs may give that include this one; what is about a lock
+_MAY_COME = ("missing", "interpolation", "entrypoint")
+_OF_LOCKS = ("own-app", "lock-name", "no-lock")
 _JOBS = "jobs"
 _VARIABLE = re.compile(r"oc\.env\s*:\s*(\w+)")
 
@@ -86,7 +83,11 @@ def check_tree(directory: str) -> Outcome:
     if not os.path.isdir(directory):
         raise wrong(directory, 0, "is not a directory")
     tree = read_tree(directory)
-    policy, about_policy = _policy()
+    policy, about_policy = None, []
+    try:
+        policy = policy_of(tree_top(os.getcwd()))
+    except ConfigError as error:
+        about_policy = found_in(error.problems)
     linted = [found for file in tree.files.values() for found in lint(file)]
     usual = os.path.abspath(directory) == os.path.abspath(DIRECTORY)
     every = list(examine(tree, policy, None if usual else tree.directory))
@@ -137,15 +138,6 @@ def superseded(
     ]
 
 
-def _policy() -> tuple[Policy | None, list[CheckedDiagnostic]]:
-    """The policy that counts, or what is wrong with it."""
-    path = policy_path(tree_top(os.getcwd()), os.environ)
-    try:
-        return (read_policy(shown_path(path)) if path else None), []
-    except ConfigError as error:
-        return None, found_in(error)
-
-
 def _redactors(files: Iterable[ConfigFile]) -> tuple[Redactor, Redactor]:
     """Return what takes out values of the environment, and what the literals of configs."""
     names = set(filter(is_secret_name, os.environ))
@@ -169,7 +161,7 @@ def compare_lock(
     try:
         lock = read_lock(path)
     except ConfigError as error:
-        yield from found_in(error)
+        yield from found_in(error.problems)
         return
     except PlanRefused as refused:
         for each in refused.problems:
@@ -324,15 +316,12 @@ class _Examination:
     composed: Composition
     files: Mapping[str, ConfigFile]
     policy: Policy | None
-    config: Any = None
     origins: Origins = field(default_factory=lambda: Origins({}))
-    # an app of the user's own names what workers run, and may use all of the config
-    users_own: bool = False
 
     def perform(self) -> Examined:
         """Note everything in the result."""
-        examined = self.examined
-        self.composed.config_name = examined.experiment.config_name or PRIMARY
+        examined, experiment = self.examined, self.examined.experiment
+        self.composed.config_name = experiment.config_name or PRIMARY
         known = {os.path.abspath(file.path): file for file in self.files.values()}
         repository: Any = self.composed.loader.repository
         expect = repository.expect
@@ -348,141 +337,88 @@ class _Examination:
         repository.expect = note
         try:
             self._examine()
+        except (ConfigError, PlanRefused) as error:
+            # of a file, of the policy, or of the search path, which the loader looks at
+            examined.is_one = experiment.certain
+            code = WRONG if isinstance(error, ConfigError) else REFUSED
+            found = found_in(error.problems, experiment.file.path, code)
+            examined.found += [replace(each, experiments=(experiment.name,)) for each in found]
         except Exception as error:  # noqa: BLE001 - one hostile config must not hide the others
-            examined.is_one = self.examined.experiment.certain
-            self._note_failure(error)
-        return examined
-
-    def _note_failure(self, error: Exception) -> None:
-        """Note why the experiment has come to no plan."""
-        examined, name, file = (
-            self.examined,
-            self.examined.experiment.name,
-            self.examined.experiment.file,
-        )
-        if isinstance(error, ConfigError):
-            # of a file, or of the policy, which the loader looks at
-            placed = found_in(error, file.path)
-            examined.found += [replace(each, experiments=(name,)) for each in placed]
-        elif isinstance(error, PlanRefused):
-            line = file.line_of("hydra", "searchpath")
-            examined.found += [
-                CheckedDiagnostic.of(replace(each, file=file.path, line=line), REFUSED, (name,))
-                for each in error.problems
-            ]
-        else:
+            examined.is_one = experiment.certain
             reason = error.reason if isinstance(error, ComposeFailed) else ""
             may_be_given = re.search(HydraMessage.INCOMPLETE, reason)
             found = examined.left_open if may_be_given else examined.found
-            found.append(compose_problem(error, name, file, self.files))
+            found.append(compose_problem(error, experiment.name, experiment.file, self.files))
+        return examined
 
     def _examine(self) -> None:
         experiment, examined = self.examined.experiment, self.examined
         cfg = self.composed.compose(experiment.overrides)
         config: Any = OmegaConf.to_container(cfg, resolve=False)
-        self.config = config
         launch = config.get("launch")
         whole = isinstance(launch, dict) and launch.get("entrypoint") is not None
-        self.users_own = users_own = experiment.config_name is not None and not whole
+        # an app of the user's own names what workers run, and may use all of the config
+        users_own = experiment.config_name is not None and not whole
         given = any(map(is_set, launch.values())) if isinstance(launch, dict) else is_set(launch)
         examined.is_one = experiment.certain or given
         if not examined.is_one:
             return
-        problems, locked = self._planned(cfg)
+        exit_code = REFUSED
+        try:
+            spec = self.composed.plan(cfg, entrypoint_required=not users_own)
+            problems = self._refused(spec, cfg, users_own=users_own)
+        except ConfigError as error:
+            problems, exit_code = [*error.problems], WRONG
         unused = frozenset() if users_own else unused_keys(config)
-        if locked or problems or unused:
+        if problems or unused:
             # it takes as long as to compose them
             self.origins = self.composed.origins(experiment.overrides)
         if not users_own:
             examined.used = frozenset(map(str, config)) - unused
             paths = {each.path for each in self.files.values()}
             examined.unused += about_unused(unused, self.origins, paths, experiment.name)
-        for problem, code in problems:
+        for problem in problems:
             # other configs may give what is not there
-            may_come = code == WRONG and problem.code in {"missing", "interpolation", "entrypoint"}
+            may_come = exit_code == WRONG and problem.code in _MAY_COME
             found = examined.left_open if may_come else examined.found
-            found.append(self._located(problem, code))
-        if locked is not None:
-            self._expect_lock(locked, name_of(locked, cfg))
+            found.append(self._located(problem, exit_code))
 
-    def _located(self, problem: Diagnostic, exit_code: int) -> CheckedDiagnostic:
-        """A problem with its place, and what was meant by a key that is not there."""
-        at, missing = problem.key, ""
-        if problem.code == "interpolation":
-            found = re.search(HydraMessage.NO_KEY, problem.message)
-            missing = found[1].lstrip(".") if found else ""
-        for link in self.origins.chain(problem.key) if missing else ():
-            path = parts_of(link.key)
-            asked = may_refer_to(value_at(self.config, path), path)
-            named = next((each for each in asked if each.endswith(missing)), None)
-            if named is not None:
-                at, missing = link.key, named
-                break
-        if missing and not problem.hint:
-            keys = [*self.origins.keys()][:_MOST_CHOICES]
-            # what it is within is there, and not meant
-            others = (each for each in keys if not missing.startswith(f"{each}."))
-            problem = replace(problem, hint=did_you_mean(missing, others))
-        file, line = self._place(at)
-        if problem.code == "no-policy":
-            problem = replace(problem, key="")
-            file, line = shown_path(os.path.join(tree_top(os.getcwd()), POLICY_FILE)), 0
-        placed = replace(problem, file=file, line=line)
-        return CheckedDiagnostic.of(placed, exit_code, (self.examined.experiment.name,))
-
-    def _place(self, key: str) -> tuple[str, int]:
-        """File and line of a key, of what it refers to, or of what it is in."""
-        origin = self.origins.stands_in(key)
-        if origin is not None and origin.kind == "file":
-            return origin.where, origin.line or 1
-        file = self.examined.experiment.file
-        return file.path, file.line_of(*parts_of(key)[:1])
-
-    def _planned(self, cfg: DictConfig) -> tuple[list[tuple[Diagnostic, int]], LaunchSpec | None]:
-        """Return what is wrong or not allowed, and what runs if that needs a reviewed plan."""
-        examined, users_own = self.examined, self.users_own
-        try:
-            spec = self.composed.plan(cfg, entrypoint_required=not users_own)
-        except ConfigError as error:
-            return [(each, WRONG) for each in error.problems], None
+    def _refused(self, spec: LaunchSpec, cfg: DictConfig, *, users_own: bool) -> list[Diagnostic]:
+        """Return what is not allowed of a run, or not reviewed; note its plan."""
+        examined = self.examined
         if not users_own:
             plan = examined.plan = portable_plan(spec)
             examined.plan_hash = hash_of(plan) if spec.entrypoint.text else ""
-        everywhere = locks_all(os.environ) and not self.examined.experiment.is_preset
+        everywhere = locks_all(os.environ) and not examined.experiment.is_preset
         locked = bool(spec.locked) or (everywhere and not users_own)
         top = tree_top(os.getcwd())
-        refused = check(spec, cfg, self.policy, top, locked=locked, entrypoint=not users_own)
-        return [(each, REFUSED) for each in refused], spec if locked else None
-
-    def _expect_lock(self, spec: LaunchSpec, name: str) -> None:
-        """Note if an experiment has no lock where runs look for it."""
-        examined = self.examined
-        path = examined.experiment.file.path
-        file, line = self._place("launch.locked") if spec.locked else (path, 1)
-        examined.locked = bool(name) and not self.users_own
-        code: Code
-        if self.users_own:
-            code = "own-app"
-            message = "and is an app of its own: locks hold plans of python -m lllaunch"
-        elif not name:
-            code = "lock-name"
-            message = "and has no name that a lock could be found by; set launch.locked=NAME"
-        else:
+        problems = check(spec, cfg, self.policy, top, locked=locked, entrypoint=not users_own)
+        if locked:
+            examined.locked = bool(lock_name(spec, cfg)) and not users_own
             try:
-                lock = lock_path(os.getcwd(), name)
-            except ConfigError as error:
-                problem = error.problems[0]
-                code, message = problem.code, f"but {problem.key}: {problem.text}"
-            else:
-                if os.path.lexists(lock):
-                    return
-                code = "no-lock"
-                message = (
-                    f"and there is no {shown_path(lock)}: its plan has not been reviewed\n"
-                    f"  to write it: {renew_command(examined.command.words)}"
-                )
-        text, names = f"is locked, {message}", (examined.experiment.name,)
-        examined.found.append(CheckedDiagnostic.at(REFUSED, code, file, line, "", text, names))
+                expect_lock(spec, cfg, users_own=users_own)
+            except PlanRefused as refused:
+                hint = f"\n  to write it: {refused.renew}" if refused.renew else ""
+                problems += [replace(each, hint=each.hint or hint) for each in refused.problems]
+        return problems
+
+    def _located(self, problem: Diagnostic, exit_code: int) -> CheckedDiagnostic:
+        """A problem with its place, and what was meant by a key that is not there."""
+        missing = re.search(HydraMessage.NO_KEY, problem.message)
+        if problem.code == "interpolation" and missing and not problem.hint:
+            keys = [*self.origins.keys()][:_MOST_CHOICES]
+            # what it is within is there, and not meant
+            others = (each for each in keys if not missing[1].startswith(f"{each}."))
+            problem = replace(problem, hint=did_you_mean(missing[1], others))
+        if not problem.file:
+            # of the key, of what it refers to, or of what it is in
+            key = "launch.locked" if problem.code in _OF_LOCKS else problem.key
+            origin, file = self.origins.stands_in(key), self.examined.experiment.file
+            path, line = file.path, file.line_of(*parts_of(key)[:1])
+            if origin is not None and origin.kind == "file":
+                path, line = origin.where, origin.line or 1
+            problem = replace(problem, file=path, line=line)
+        return CheckedDiagnostic.of(problem, exit_code, (self.examined.experiment.name,))
 
 
 ROOTS = ("launch", "cluster", "hydra")

@@ -6,12 +6,13 @@ The writing is that of the reports of runs: here an experiment, a lock or a file
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from lllaunch.errors import Code, Diagnostic
-from lllaunch.results.github import ANNOTATIONS, annotation, fenced
+from lllaunch.results.github import annotate, fenced
 from lllaunch.results.junit import render_junit
 from lllaunch.results.report import Case, CodeLine, Report
 from lllaunch.results.view import Log
@@ -230,28 +231,15 @@ def _case(name: str, found: Iterable[CheckedDiagnostic], *, strict: bool) -> Cas
     )
 
 
-_MESSAGE = 4000  # characters of an annotation
-
-
 def commands(
-    outcome: Outcome, *, strict: bool = False, path: Callable[[str], str] = str
+    outcome: Outcome, *, strict: bool = False, environ: Mapping[str, str] = os.environ
 ) -> list[str]:
-    """Returns workflow commands of GitHub Actions, at the lines where something is wrong.
-
-    Of more than ten errors, or warnings, the tenth command says how many are left out: a step shows
-    no more. ``path`` returns the path of a file from the top of the checkout.
-    """
-    lines: dict[Level, list[str]] = {"error": [], "warning": []}
-    for each in outcome.found:
-        level: Level = "error" if strict else each.level
-        text, line = _said(each, outcome)[:_MESSAGE], each.line or 1
-        told = annotation(level, text, title="lllaunch check", file=path(each.file), line=line)
-        lines[level].append(told)
-    for level, some in lines.items():
-        if len(some) > ANNOTATIONS:
-            more = f"{len(some) - ANNOTATIONS + 1} more {level}s are in the summary and the log"
-            some[ANNOTATIONS - 1 :] = [annotation(level, more, title="lllaunch check")]
-    return [*lines["error"], *lines["warning"]]
+    """Returns workflow commands of GitHub Actions, at the lines where something is wrong."""
+    lines: list[tuple[Level, str, int, str]] = [
+        ("error" if strict else each.level, each.file, each.line, _said(each, outcome))
+        for each in outcome.found
+    ]
+    return annotate(lines, environ, "lllaunch check")
 
 
 def summary(outcome: Outcome, limit: int) -> str:

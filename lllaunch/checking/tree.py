@@ -16,7 +16,7 @@ from lllaunch.checking.findings import WRONG, CheckedDiagnostic
 from lllaunch.config.document import NO_LINES, Document, parse, read_text
 from lllaunch.config.secrets import EXPOSED, exposed, not_secret
 from lllaunch.config.tree import dotted, leaf_items, shown_path
-from lllaunch.errors import ConfigError
+from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.secret_names import is_secret_name
 from lllaunch.text import shorten
 
@@ -139,23 +139,25 @@ def read_tree(directory: str) -> ConfigTree:
             try:
                 files[stem] = ConfigFile.of(stem, path, read_text(path))
             except ConfigError as error:
-                problem, *_ = found_in(error)
+                problem, *_ = found_in(error.problems)
                 files[stem] = ConfigFile(stem, path, problem=problem)
                 found.append(problem)
     return ConfigTree(shown_path(directory), files, locks, policy, tuple(found))
 
 
-def found_in(error: ConfigError, file: str = "") -> list[CheckedDiagnostic]:
+def found_in(
+    problems: Iterable[Diagnostic], file: str = "", exit_code: int = WRONG
+) -> list[CheckedDiagnostic]:
     """Returns the problems of a file, which know their place.
 
     Problems without a file are about ``file`` or, without that, the file of the one before.
     """
     found = []
-    for each in error.problems:
+    for each in problems:
         line = 0
         if each.file:
             file, line = shown_path(each.file), each.line
-        found.append(CheckedDiagnostic.of(replace(each, file=file, line=line), WRONG))
+        found.append(CheckedDiagnostic.of(replace(each, file=file, line=line), exit_code))
     return found
 
 

@@ -198,21 +198,33 @@ def announce_error(
     what is wrong with lines of files: the file's path, the line's number, from 1, or 0 for the file
     as a whole, and a text.
     """
-    if not in_github_actions(environ):
-        return
+    if in_github_actions(environ):
+        every = [*lines, *([("", 0, message)] if message else [])]
+        found = annotate((("error", *each) for each in every), environ)
+        emit("".join(f"{each}\n" for each in found))
 
-    def annotated(text: str, file: str = "", line: int = 0) -> str:
+
+def annotate(
+    found: Iterable[tuple[Level, str, int, str]],
+    environ: Mapping[str, str],
+    title: str = "lllaunch",
+) -> list[str]:
+    """Returns workflow commands for what is wrong with lines of files, errors first.
+
+    Of more than ten errors, or warnings, the tenth command says how many are left out.
+
+    ``found``: level, path of the file, its line (0 for the file as a whole), and a text.
+    """
+    lines: dict[Level, list[str]] = {"error": [], "warning": []}
+    for level, file, line, text in found:
         path = tidy(in_repository(file, environ)).replace("\n", " ") if file else ""
-        return annotation("error", tidy(text), title="lllaunch", file=path, line=line or 1)
-
-    room = ANNOTATIONS - bool(message)
-    if len(lines) > room:
-        room = ANNOTATIONS - 1
-        more = f"{len(lines) - room} more mistakes are in the log"
-        message = f"{message}\n{more}" if message else more
-    found = [annotated(text, file, line) for file, line, text in lines[:room]]
-    found += [annotated(message)] if message else []
-    emit("".join(f"{each}\n" for each in found))
+        said = tidy(text)[:_MESSAGE]
+        lines[level].append(annotation(level, said, title=title, file=path, line=line or 1))
+    for level, some in lines.items():
+        if len(some) > ANNOTATIONS:
+            more = f"{len(some) - ANNOTATIONS + 1} more {level}s are in the log"
+            some[ANNOTATIONS - 1 :] = [annotation(level, more, title=title)]
+    return [*lines["error"], *lines["warning"]]
 
 
 def in_repository(path: str, environ: Mapping[str, str]) -> str:

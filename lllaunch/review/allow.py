@@ -216,12 +216,10 @@ OWN_TARGETS = {
 
 _HERE = ("localhost", "127.0.0.1", "::1")
 NO_POLICY = Diagnostic(
-    "no-policy",
-    POLICY_FILE,
-    "",
-    "is not there, and a locked run needs it: it lists what may run",
+    *("no-policy", "", "", "is not there, and a locked run needs it: it lists what may run"),
     f"write it, or name another file in {POLICY_VARIABLE}; to allow a script and a preload:\n"
     "    allow:\n      entrypoints: [train.py]\n      preload: [torch]",
+    POLICY_FILE,
 )
 """What is wrong with a locked run where no policy is."""
 

@@ -65,12 +65,11 @@ def tell(outcome: Outcome, form: str, output: str | None, *, strict: bool) -> No
         OSError: standard output cannot be written.
     """
     from lllaunch.checking import findings  # noqa: PLC0415 - as above
-    from lllaunch.results.github import in_repository, tell_step  # noqa: PLC0415 - as above
+    from lllaunch.results.github import tell_step  # noqa: PLC0415 - as above
 
     make_way(output)
     if form == "github":
-        path = functools.partial(in_repository, environ=os.environ)
-        lines = [*findings.commands(outcome, strict=strict, path=path), outcome.verdict()]
+        lines = [*findings.commands(outcome, strict=strict), outcome.verdict()]
         tell_step(lines, functools.partial(findings.summary, outcome), os.environ, output)
     elif form == "text":
         hand_over(findings.render_text(outcome), output)

@@ -253,7 +253,7 @@ def test_what_is_locked_needs_a_lock_and_a_policy(
     )
     ended = checked()
     assert ended.code == 5
-    assert "conf/exp/a.yaml:4: is locked, and there is no conf/locks/a.yaml" in ended.out
+    assert "conf/exp/a.yaml:4: conf/locks/a.yaml: does not exist: this plan" in ended.out
     assert "to write it: python -m lllaunch plan --lock +exp=a\n" in ended.out
     assert "conf/lllaunch.yaml: is not there, and a locked run needs it" in ended.out
     configs(project, lllaunch=ALLOW)
@@ -262,16 +262,14 @@ def test_what_is_locked_needs_a_lock_and_a_policy(
     monkeypatch.setenv("LLLAUNCH_LOCKED", "1")
     ended = checked()
     assert (ended.code, len(ended.out.splitlines())) == (5, 3)
-    assert "is locked, and there is no conf/locks/b.yaml" in ended.out
+    assert "conf/locks/b.yaml: does not exist: this plan" in ended.out
     named = f"{GLOBAL}launch: {{entrypoint: train.py, locked: nightly}}\n"
     configs(project, exp__b=named, own="launch: {nproc: 2, locked: true}\n")
     ended = checked()
-    assert "conf/exp/b.yaml:2: is locked, and there is no conf/locks/nightly.yaml" in ended.out
-    assert "conf/own.yaml:1: is locked, and is an app of its own" in ended.out
+    assert "conf/exp/b.yaml:2: conf/locks/nightly.yaml: does not exist: this plan" in ended.out
+    assert "conf/own.yaml:1: the function: is of an app of its own" in ended.out
     configs(project, exp__b=named.replace("nightly", "../b"))
-    assert (
-        "conf/exp/b.yaml:2: is locked, but the lock's name: expected at most 200" in checked().out
-    )
+    assert "conf/exp/b.yaml:2: the lock's name: expected at most 200" in checked().out
 
 
 def test_the_allowlist_refuses_by_file_and_line(project: Project, checked: Check) -> None:
