@@ -279,8 +279,6 @@ class LocalElasticAgent(SimpleElasticAgent):
         if end.signum is not None:
             received = signal.Signals(end.signum)
             raise SignalException(f"the agent received {received.name}", sigval=received)
-        if end.state is WorkerState.UNKNOWN:
-            raise RuntimeError(f"[{spec.role}] the agent lost track of its workers")
         if self._pcontext is None:
             return RunResult(end.state)
         found = self._watchdog.at_fault() if end.reason in ("hang", "timeout", "oom") else None

@@ -287,10 +287,6 @@ class PauseOver(OwnEvent, frozen=True):
     """The wait before a restart is over."""
 
 
-class MonitorLost(OwnEvent, frozen=True):
-    """What runs is no longer what was started."""
-
-
 Event = OwnEvent | Exited | StartFailed | SpawnerGone | PreloadBroken | OrphansGone
 
 
@@ -328,9 +324,8 @@ class StartGrace(Action, frozen=True):
 class KillWorkers(Action, frozen=True):
     """SIGKILL all live workers and what descends from them."""
 
-    # ``grace`` if the grace period is over, ``signal`` after a second signal, ``lost`` if the agent
-    # lost track
-    why: Literal["grace", "signal", "lost"]
+    # ``grace`` if the grace period is over, ``signal`` after a second signal
+    why: Literal["grace", "signal"]
 
 
 class TakeStacks(Action, frozen=True):
@@ -521,27 +516,6 @@ class RestartBudget:
         self._times += (self._now,) * missed
 
 
-class Step(Enum):
-    """What is done on the way from one state to the next."""
-
-    START = "the next attempt begins"
-    START_WORKERS = "the workers follow their preflight"
-    TAKE_STACKS = "it is written down where the workers stand"
-    TELL_STACKS = "the other nodes are told where the workers stand"
-    SIGNAL_PROCESS = "a process gets the signal that its expired timer asks for"
-    TERMINATE = "SIGTERM to the workers"
-    FORWARD = "the user's signal to the workers"
-    GRACE = "the grace period begins, or begins anew"
-    KILL = "SIGKILL to the workers and all below them"
-    ABANDON = "nobody waits any longer for workers that SIGKILL does not end"
-    CLEAN_UP = "what the workers left behind is ended"
-    PAUSE = "the wait before a restart begins"
-    WAIT = "the other nodes are waited for"
-    TELL = "the other nodes are told why the attempt ends"
-    TELL_PROGRESS = "the other nodes are told how far the attempt came"
-    FINISH = "the run ends"
-
-
 # What an event means, where it may mean several things.
 Case = Literal[
     "",
@@ -587,96 +561,94 @@ _SUCCEEDED = (*_CLEANING, S.BARRIER)
 _NOT_INTERRUPTED = (*_WELL, S.TERMINATING, S.KILLING, S.CLEANING_UP)
 # No worker lives, and nothing of them.
 _NOBODY = (OrphansGone, OrphansStuck, SpawnerGone)
-_TERMINATE = (Step.TERMINATE, Step.GRACE)
-_KILL = (Step.KILL, Step.GRACE)
+_TERMINATE = (SignalWorkers, StartGrace)
+_KILL = (KillWorkers, StartGrace)
 
-_Row = tuple[
-    "tuple[GroupState, ...]", tuple[type, ...], Case, "GroupState | None", tuple[Step, ...]
-]
+_Steps = tuple[type[Action], ...]
+_Row = tuple["tuple[GroupState, ...]", tuple[type, ...], Case, "GroupState | None", _Steps]
 # In which states, at which events, in which case of them; the next state (None: the same), and what
 # is done.
 # fmt: off
 _ROWS: tuple[_Row, ...] = (
     # An attempt begins.
-    ((S.INIT,), (Begin,), "", None, (Step.START,)),
+    ((S.INIT,), (Begin,), "", None, (StartWorkers,)),
     ((S.INIT,), (GroupStarted,), "", S.RUNNING, ()),
-    ((S.PAUSED,), (PauseOver,), "", S.INIT, (Step.START,)),
-    (_CLEANING, (OrphansGone,), "passed", S.INIT, (Step.START_WORKERS,)),
+    ((S.PAUSED,), (PauseOver,), "", S.INIT, (StartWorkers,)),
+    (_CLEANING, (OrphansGone,), "passed", S.INIT, (StartAfterPreflight,)),
     ((S.RUNNING,), (PreflightTimedOut,), "", S.TERMINATING, _TERMINATE),
     (_ENDING + _IDLE, (PreflightTimedOut,), "", None, ()),
     # Workers end: the group fails with the first that fails, and is over with the last.
     (_LIVE, (Exited,), "succeeded", None, ()),
     (_WELL, (Exited, StartFailed), "failed", S.TERMINATING, _TERMINATE),
     (_ENDING, (Exited, StartFailed), "failed", None, ()),
-    (_LIVE, (Exited, StartFailed), "last", S.CLEANING_UP, (Step.CLEAN_UP,)),
+    (_LIVE, (Exited, StartFailed), "last", S.CLEANING_UP, (CleanUp,)),
     # What they left behind is gone; or the spawner is, which takes workers and all along.
-    (_CLEANING, _NOBODY, "success", S.BARRIER, (Step.WAIT,)),
+    (_CLEANING, _NOBODY, "success", S.BARRIER, (WaitForOthers,)),
     ((*_LIVE, *_IDLE), (AttemptProgress,), "", None, ()),
-    ((*_LIVE, *_CLEANING), (AttemptProgress,), "shared", None, (Step.TELL_PROGRESS,)),
-    (_CLEANING, (OrphansGone,), "again", S.INIT, (Step.START,)),
-    (_CLEANING, (OrphansGone,), "again later", S.PAUSED, (Step.PAUSE,)),
-    (_CLEANING, (OrphansGone, OrphansStuck), "over", S.DONE, (Step.FINISH,)),
-    (_NOT_INTERRUPTED, (SpawnerGone,), "again", S.INIT, (Step.START,)),
-    (_NOT_INTERRUPTED, (SpawnerGone,), "again later", S.PAUSED, (Step.PAUSE,)),
-    ((*_LIVE, *_CLEANING), (SpawnerGone,), "over", S.DONE, (Step.FINISH,)),
+    ((*_LIVE, *_CLEANING), (AttemptProgress,), "shared", None, (TellProgress,)),
+    (_CLEANING, (OrphansGone,), "again", S.INIT, (StartWorkers,)),
+    (_CLEANING, (OrphansGone,), "again later", S.PAUSED, (Pause,)),
+    (_CLEANING, (OrphansGone, OrphansStuck), "over", S.DONE, (Finish,)),
+    (_NOT_INTERRUPTED, (SpawnerGone,), "again", S.INIT, (StartWorkers,)),
+    (_NOT_INTERRUPTED, (SpawnerGone,), "again later", S.PAUSED, (Pause,)),
+    ((*_LIVE, *_CLEANING), (SpawnerGone,), "over", S.DONE, (Finish,)),
     ((S.AGREEING, S.PAUSED, S.BARRIER), _NOBODY, "", None, ()),
-    ((S.BARRIER,), (BarrierPassed,), "", S.DONE, (Step.FINISH,)),
+    ((S.BARRIER,), (BarrierPassed,), "", S.DONE, (Finish,)),
     # Of several nodes each ends for the reason that all have agreed on, and goes on as they do when
     # it is known which are left: workers often fail before it is known that a node is lost.
     (_CLEANING, (OrphansGone, OrphansStuck), "to be agreed", S.AGREEING, ()),
     (_NOT_INTERRUPTED, (SpawnerGone,), "to be agreed", S.AGREEING, ()),
-    ((S.RUNNING,), (NodesAgreed,), "hangs", S.TAKING_STACKS, (Step.TAKE_STACKS,)),
+    ((S.RUNNING,), (NodesAgreed,), "hangs", S.TAKING_STACKS, (TakeStacks,)),
     (_WELL, (NodesAgreed,), "", S.TERMINATING, _TERMINATE),
     ((S.TAKING_STACKS,), (NodesAgreed,), "hangs", None, ()),
     (_ENDING + _CLEANING + (S.AGREEING, S.PAUSED), (NodesAgreed,), "", None, ()),
     ((S.BARRIER,), (NodesAgreed,), "", S.AGREEING, ()),
-    ((S.AGREEING,), (NodesCounted,), "again", S.INIT, (Step.START,)),
-    ((S.AGREEING,), (NodesCounted,), "again later", S.PAUSED, (Step.PAUSE,)),
-    ((S.AGREEING,), (NodesCounted,), "over", S.DONE, (Step.FINISH,)),
+    ((S.AGREEING,), (NodesCounted,), "again", S.INIT, (StartWorkers,)),
+    ((S.AGREEING,), (NodesCounted,), "again later", S.PAUSED, (Pause,)),
+    ((S.AGREEING,), (NodesCounted,), "over", S.DONE, (Finish,)),
     ((S.TAKING_STACKS, *_ENDING, *_CLEANING), (NodesCounted,), "", None, ()),
-    # Nothing can be started, or nobody knows what runs.
-    (_LIVE, (PreloadBroken,), "", S.DONE, (Step.FINISH,)),
-    (_LIVE, (MonitorLost,), "", S.DONE, (Step.KILL, Step.FINISH)),
+    # Nothing can be started.
+    (_LIVE, (PreloadBroken,), "", S.DONE, (Finish,)),
     # The group must be formed anew, or cannot be: what hangs in the kernel would be missing.
     (_WELL, (MembershipChanged, WorkersStuck), "", S.TERMINATING, _TERMINATE),
     (_ENDING + _IDLE, (MembershipChanged, WorkersStuck), "", None, ()),
     # The first signal is passed on, the second kills; where no worker lives it ends the run.
-    ((S.RUNNING,), (SignalReceived,), "look first", S.LOOKING, (Step.TAKE_STACKS,)),
-    (_WELL, (SignalReceived,), "", S.INTERRUPTED, (Step.FORWARD, Step.GRACE)),
-    ((S.LOOKING,), (SignalReceived,), "", S.KILLING, (Step.FORWARD, *_KILL)),
+    ((S.RUNNING,), (SignalReceived,), "look first", S.LOOKING, (TakeStacks,)),
+    (_WELL, (SignalReceived,), "", S.INTERRUPTED, _TERMINATE),
+    ((S.LOOKING,), (SignalReceived,), "", S.KILLING, (SignalWorkers, *_KILL)),
     # It does not prolong a grace period that has begun for something else.
-    ((S.TERMINATING,), (SignalReceived,), "", S.INTERRUPTED, (Step.FORWARD,)),
+    ((S.TERMINATING,), (SignalReceived,), "", S.INTERRUPTED, (SignalWorkers,)),
     ((S.INTERRUPTED,), (SignalReceived,), "", S.KILLING, _KILL),
     # Again, in case the first SIGKILL met a spawner that could not pass it on.
-    ((S.KILLING,), (SignalReceived,), "", None, (Step.KILL,)),
+    ((S.KILLING,), (SignalReceived,), "", None, (KillWorkers,)),
     (_CLEANING, (SignalReceived,), "", None, ()),
-    (_CLEANING, (SignalReceived,), "second", S.DONE, (Step.FINISH,)),
-    ((S.INIT, S.AGREEING, S.PAUSED, S.BARRIER), (SignalReceived,), "", S.DONE, (Step.FINISH,)),
+    (_CLEANING, (SignalReceived,), "second", S.DONE, (Finish,)),
+    ((S.INIT, S.AGREEING, S.PAUSED, S.BARRIER), (SignalReceived,), "", S.DONE, (Finish,)),
     # The grace period is over.
     ((S.TERMINATING, S.INTERRUPTED), (GraceExpired,), "", S.KILLING, _KILL),
-    ((S.KILLING,), (GraceExpired,), "", S.DONE, (Step.ABANDON, Step.FINISH)),
+    ((S.KILLING,), (GraceExpired,), "", S.DONE, (AbandonWorkers, Finish)),
     ((S.INIT, *_WELL, S.LOOKING, *_IDLE), (GraceExpired,), "", None, ()),
     # The watchdog finds something, or the user asks: stacks first.
-    ((S.RUNNING,), (WatchdogFired,), "ends", S.TAKING_STACKS, (Step.TAKE_STACKS,)),
+    ((S.RUNNING,), (WatchdogFired,), "ends", S.TAKING_STACKS, (TakeStacks,)),
     ((S.RUNNING,), (WatchdogFired,), "ends at once", S.TERMINATING, _TERMINATE),
-    ((S.RUNNING,), (WatchdogFired,), "reported", None, (Step.TAKE_STACKS,)),
+    ((S.RUNNING,), (WatchdogFired,), "reported", None, (TakeStacks,)),
     ((S.TAKING_STACKS, *_ENDING, *_IDLE), (WatchdogFired,), "", None, ()),
     ((S.RUNNING,), (WatchdogFired,), "none", None, ()),
-    ((S.PAUSED,), (WatchdogFired,), "over", S.DONE, (Step.FINISH,)),
-    ((S.RUNNING, *_ENDING[1:]), (StacksAsked,), "", None, (Step.TAKE_STACKS,)),
+    ((S.PAUSED,), (WatchdogFired,), "over", S.DONE, (Finish,)),
+    ((S.RUNNING, *_ENDING[1:]), (StacksAsked,), "", None, (TakeStacks,)),
     ((S.RUNNING, *_ENDING[1:]), (StacksAsked,), "none", None, ()),
     ((S.INIT, S.TAKING_STACKS, S.LOOKING, *_IDLE), (StacksAsked,), "", None, ()),
     ((S.TAKING_STACKS,), (StacksTaken, GroupStacks), "awaited", S.TERMINATING,
-     (Step.SIGNAL_PROCESS, *_TERMINATE)),
-    ((S.TAKING_STACKS,), (StacksTaken,), "shared", None, (Step.TELL_STACKS,)),
+     (SignalProcess, *_TERMINATE)),
+    ((S.TAKING_STACKS,), (StacksTaken,), "shared", None, (TellStacks,)),
     ((S.INIT, S.RUNNING, *_ENDING, *_IDLE), (GroupStacks,), "", None, ()),
-    ((S.LOOKING,), (StacksTaken,), "", S.INTERRUPTED, (Step.FORWARD, Step.GRACE)),
+    ((S.LOOKING,), (StacksTaken,), "", S.INTERRUPTED, _TERMINATE),
     ((*_WELL, *_ENDING[1:], *_IDLE), (StacksTaken,), "", None, ()),
 )
 # fmt: on
 
 # The machine: state, event and case; the next state and what is done.
-TABLE: dict[tuple[GroupState, type, Case], tuple[GroupState, tuple[Step, ...]]] = {
+TABLE: dict[tuple[GroupState, type, Case], tuple[GroupState, _Steps]] = {
     (state, event, case): (after or state, steps)
     for states, events, case, after, steps in _ROWS
     for state in states
@@ -806,8 +778,9 @@ class Machine:
         self.state, steps = transition
         if self._is_news():
             # Before anything ends here, so that what fails elsewhere because of it is later.
-            steps = (Step.TELL, *steps)
-        return tuple(action for step in steps for action in self._actions(step, event))
+            steps = (TellNodes, *steps)
+        made = (_MADE[step](self, event) if step in _MADE else step() for step in steps)
+        return tuple(action for action in made if action is not None)
 
     def _is_news(self) -> bool:
         """Whether the other nodes are to be told now why the attempt ends."""
@@ -974,39 +947,24 @@ class Machine:
             return ""
         return "awaited" if self._alone else "shared"
 
-    # What the steps are, in detail
+    # What is done, in detail
 
-    def _actions(self, step: Step, event: Event) -> Actions:
-        if step in _PLAIN_ACTIONS:
-            return (_PLAIN_ACTIONS[step],)
-        return _ACTIONS[step](self, event)
-
-    def _tell(self) -> TellNodes:
+    def _tell(self, _: Event) -> TellNodes:
         fired = self._known.fired
         reason = self._known.reason or (fired.kind if fired is not None else "failure")
         signum = self._known.signal.signum if self._known.signal is not None else None
         finding = None if fired is None else fired.finding
         return TellNodes(reason, signum, finding, final=self._known.run_is_over)
 
-    def _kill(self, event: Event) -> KillWorkers:
-        if isinstance(event, SignalReceived):
-            return KillWorkers("signal")
-        return KillWorkers("lost" if isinstance(event, MonitorLost) else "grace")
-
-    def _abandon(self) -> AbandonWorkers:
+    def _abandon(self, _: Event) -> AbandonWorkers:
         abandoned, self.alive = self.alive, frozenset()
         return AbandonWorkers(abandoned)
 
-    def _signal_process(self) -> Actions:
-        asked = None if self._known.fired is None else self._known.fired.asked
-        return () if asked is None else (asked,)
-
-    def _signal_workers(self, *, forward: bool) -> SignalWorkers:
-        if forward:
-            assert self._known.signal is not None
-            return SignalWorkers(self._known.signal.signum, "signal")
-        assert self._known.reason is not None
-        return SignalWorkers(SIGTERM, self._known.reason)
+    def _signal_workers(self, _: Event) -> SignalWorkers:
+        known = self._known
+        assert known.reason is not None
+        received = known.signal if known.reason == "signal" else None
+        return SignalWorkers(SIGTERM if received is None else received.signum, known.reason)
 
     def _start(self, event: Event) -> StartWorkers:
         history = self._budget.history
@@ -1018,11 +976,9 @@ class Machine:
         count, restart = self.restart_count, self._budget.restart
         return StartWorkers(self.attempt, count, self._known.reason, restart, history)
 
-    def _finish(self, event: Event) -> Finish:
+    def _finish(self, _: Event) -> Finish:
         known, reason = self._known, self._known.reason
         end = WorkerState.FAILED if reason else WorkerState.SUCCEEDED
-        if isinstance(event, MonitorLost):
-            end = WorkerState.UNKNOWN
         self._learn(end=end)
         signum = known.signal.signum if known.signal and reason == "signal" else None
         no_progress = self._budget.no_progress if reason == "no_progress" else None
@@ -1050,7 +1006,6 @@ _NOTES: dict[type, Callable[[Machine, Any], Case]] = {
 _REASONS: dict[type, Reason] = {
     PreflightTimedOut: "preflight",
     PreloadBroken: "failure",
-    MonitorLost: "failure",
     MembershipChanged: "membership",
     WorkersStuck: "hang",
 }
@@ -1067,26 +1022,21 @@ def fault_of(event: Exited | StartFailed) -> Fault | None:
     return "died" if event.exitcode < 0 else "failure"
 
 
-# What a step does; the event is the one that led to it.
-_ACTIONS: dict[Step, Callable[[Machine, Any], Actions]] = {
-    Step.START: lambda machine, event: (machine._start(event),),
-    Step.FINISH: lambda machine, event: (machine._finish(event),),
-    Step.PAUSE: lambda machine, _: (Pause(machine._known.wait, machine._budget.restart),),
-    Step.TAKE_STACKS: lambda machine, event: (TakeStacks(machine.alive, _finding(event)),),
-    Step.TELL_STACKS: lambda _, event: (TellStacks(event.stacks, event.finding),),
-    Step.TELL_PROGRESS: lambda _, event: (TellProgress(event),),
-    Step.TELL: lambda machine, _: (machine._tell(),),
-    Step.KILL: lambda machine, event: (machine._kill(event),),
-    Step.ABANDON: lambda machine, _: (machine._abandon(),),
-    Step.SIGNAL_PROCESS: lambda machine, _: machine._signal_process(),
-    Step.FORWARD: lambda machine, _: (machine._signal_workers(forward=True),),
-    Step.TERMINATE: lambda machine, _: (machine._signal_workers(forward=False),),
-}
-_PLAIN_ACTIONS: dict[Step, Action] = {
-    Step.GRACE: StartGrace(),
-    Step.CLEAN_UP: CleanUp(),
-    Step.WAIT: WaitForOthers(),
-    Step.START_WORKERS: StartAfterPreflight(),
+# The actions that have something to say; the event is the one that led to them.
+_MADE: dict[type[Action], Callable[[Machine, Any], Action | None]] = {
+    StartWorkers: Machine._start,
+    SignalWorkers: Machine._signal_workers,
+    AbandonWorkers: Machine._abandon,
+    TellNodes: Machine._tell,
+    Finish: Machine._finish,
+    Pause: lambda machine, _: Pause(machine._known.wait, machine._budget.restart),
+    TakeStacks: lambda machine, event: TakeStacks(machine.alive, _finding(event)),
+    TellStacks: lambda _, event: TellStacks(event.stacks, event.finding),
+    TellProgress: lambda _, event: TellProgress(event),
+    KillWorkers: lambda _, event: KillWorkers(
+        "signal" if isinstance(event, SignalReceived) else "grace"
+    ),
+    SignalProcess: lambda machine, _: machine._known.fired.asked if machine._known.fired else None,
 }
 
 

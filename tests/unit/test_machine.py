@@ -152,7 +152,7 @@ def ended(machine: Machine, *ranks: int, ok: bool = False) -> v.Actions:
 
 # What cannot come in a state, and why.
 OF_STARTS: set[type] = {v.Begin, v.GroupStarted}
-OF_WORKERS: set[type] = {Exited, StartFailed, PreloadBroken, v.MonitorLost}
+OF_WORKERS: set[type] = {Exited, StartFailed, PreloadBroken}
 OF_CLEANUPS: set[type] = {OrphansGone, v.OrphansStuck}
 IMPOSSIBLE: dict[GroupState, set[type]] = {
     # Nothing has been started that could end or be watched; nothing was asked for.
@@ -212,9 +212,9 @@ def test_no_step_leads_back_from_the_kill_and_only_time_abandons() -> None:
                 *(GroupState.KILLING, GroupState.CLEANING_UP, GroupState.DONE),
                 *(GroupState.INIT, GroupState.PAUSED, GroupState.AGREEING),  # the spawner died
             }
-        if v.Step.ABANDON in steps:
+        if v.AbandonWorkers in steps:
             assert (state, event) == (GroupState.KILLING, v.GraceExpired)
-        if v.Step.KILL in steps:
+        if v.KillWorkers in steps:
             assert after in (GroupState.KILLING, GroupState.DONE)
 
 
@@ -267,15 +267,6 @@ def test_workers_stuck_in_the_kernel_are_not_replaced() -> None:
     assert machine.handle(v.WorkersStuck())[0] == v.SignalWorkers(SIGTERM, "hang")
     ended(machine, 0)
     assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "hang"),)
-
-
-def test_losing_track_kills_and_ends_unknown() -> None:
-    machine = running(1, max_restarts=3)
-    assert machine.handle(v.MonitorLost()) == (
-        v.KillWorkers("lost"),
-        v.Finish(WorkerState.UNKNOWN, "failure"),
-    )
-    assert machine.handle(end_of(0, ok=True)) == (), "late news"
 
 
 def test_stacks_are_taken_before_anything_is_signalled() -> None:
