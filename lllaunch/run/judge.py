@@ -37,7 +37,6 @@ from lllaunch.run.result import (
     PreflightFailure,
     PreloadFailure,
     Raised,
-    Reached,
     RootCause,
     SpawnerLost,
     StartFailure,
@@ -250,19 +249,20 @@ def _of_attempt(record: AttemptRecord, cause: Cause, time_ns: int, **more: Any) 
 def _root_of_preflight(record: AttemptRecord) -> RootCause | None:
     """Return the failure of the preflight, None if it succeeded or something else ended it."""
     preflight = record.preflight
-    if preflight is None or preflight.end is None:
+    end = None if preflight is None else preflight.exited or preflight.start_failed
+    if preflight is None or end is None:
         return None
-    command, end, at = preflight.command, preflight.end, preflight.end.time_ns
+    command, at = preflight.command, end.time_ns
     if preflight.timed_out:
         cause = PreflightFailure(command, timeout=preflight.timeout)
         at = min([at, *(each.time_ns for each in preflight.sent)])
     elif isinstance(end, StartFailed):
         cause = PreflightFailure(command, reason=end.reason)
-    elif end.exitcode == 0 or (preflight.sent and at >= preflight.sent[0].time_ns):
+    elif end.exitcode == 0 or preflight.was_asked:
         return None
     else:
         cause = PreflightFailure(command, end.exitcode)
-    return _of_attempt(record, cause, at, stderr=preflight.log)
+    return _of_attempt(record, cause, at, stderr=preflight.files.stderr)
 
 
 def _root_of_nodes(record: AttemptRecord) -> RootCause | None:
@@ -392,7 +392,7 @@ def _judged(
     root: RootCause | None,
 ) -> AnyWorker:
     """Return what became of a worker."""
-    started, exited, progress = worker.started, worker.exited, worker.progress
+    started, exited = worker.started, worker.exited
     seen: dict[str, Any] = {
         "local_rank": worker.local_rank,
         "rank": worker.rank,
@@ -406,9 +406,7 @@ def _judged(
         "stderr": worker.files.stderr,
         "error_file": worker.files.error if worker.error and worker.error.traceback else "",
         "stacks": worker.files.stacks,
-        "progress": None
-        if progress is None
-        else Reached(progress.step, progress.total, worker.progress_ns, progress.metrics),
+        "progress": worker.progress,
     }
     hang = root.hang if root is not None and root.of_watchdog else None
     if hang is not None and worker.rank in hang.blamed and exited and not worker.succeeded:

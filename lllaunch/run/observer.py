@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from lllaunch.events import Orphan
     from lllaunch.run.events import EventLog, SampleLog
     from lllaunch.run.group import Attempt
-    from lllaunch.run.result import CalledExit, DiskFull, Hang
+    from lllaunch.run.result import CalledExit, DiskFull, Hang, Reached
     from lllaunch.spec import LaunchSpec
     from lllaunch.supervisor.machine import GroupEnd, NoProgress, Reason
     from lllaunch.watchdog.evidence import Frame, RankTrace
@@ -79,17 +79,6 @@ class WorkerFiles(Struct, frozen=True):
     stacks: str = ""
 
 
-class PreflightRecord(Struct):
-    """The preflight of one attempt, as far as it is known; it has no end as long as it runs."""
-
-    command: str
-    timeout: float
-    log: str
-    end: Exited | StartFailed | None = None
-    timed_out: bool = False
-    sent: tuple[SentSignal, ...] = ()
-
-
 class WorkerRecord(Struct):
     """One worker of one attempt, as far as it is known."""
 
@@ -117,9 +106,7 @@ class WorkerRecord(Struct):
     shown: bool = False  # whether its standard error is on the console already
     # whether what it wrote of its failure was read; it writes nothing more then
     was_read: bool = False
-    # how far it was when it ended, and ``progress_ns`` when it got there
-    progress: Progress | None = None
-    progress_ns: int = 0
+    progress: Reached | None = None  # how far it was when it ended
 
     @property
     def live(self) -> bool:
@@ -139,6 +126,14 @@ class WorkerRecord(Struct):
     def succeeded(self) -> bool:
         """Whether it ended with status 0, and by itself."""
         return self.exited is not None and self.exited.exitcode == 0 and not self.was_asked
+
+
+class PreflightRecord(WorkerRecord, kw_only=True):
+    """The preflight of one attempt; its log is its standard error."""
+
+    command: str
+    timeout: float
+    timed_out: bool = False
 
 
 class AttemptRecord(Struct):
@@ -170,7 +165,7 @@ class AttemptRecord(Struct):
     @property
     def in_preflight(self) -> bool:
         """Whether the preflight has not ended; the workers have not been started then."""
-        return self.preflight is not None and self.preflight.end is None
+        return self.preflight is not None and self.preflight.live
 
     @property
     def alive(self) -> int:
@@ -180,8 +175,9 @@ class AttemptRecord(Struct):
         return sum(worker.live for worker in self.workers)
 
     def worker(self, local_rank: int) -> WorkerRecord | None:
-        """Return the worker of a local rank."""
-        return next((each for each in self.workers if each.local_rank == local_rank), None)
+        """Return the worker of a local rank, or the preflight."""
+        everyone = (*self.workers, self.preflight)
+        return next((each for each in everyone if each and each.local_rank == local_rank), None)
 
     def ran_seconds(self, worker: WorkerRecord) -> float:
         """Return how long a worker ran that has ended."""
@@ -234,8 +230,13 @@ class RunObserver:
         """Take note that an attempt's directories were made; its workers are about to start."""
         files, first, preflight = attempt.files, attempt.facts[0], None
         if self._spec.preflight is not None:
-            text, timeout = self._spec.preflight.text, self._spec.preflight.timeout
-            preflight = PreflightRecord(text, timeout, attempt.preflight_log)
+            preflight = PreflightRecord(
+                machine.PREFLIGHT_RANK,
+                machine.PREFLIGHT_RANK,
+                WorkerFiles(stderr=attempt.preflight_log),
+                command=self._spec.preflight.text,
+                timeout=self._spec.preflight.timeout,
+            )
         workers = tuple(
             WorkerRecord(
                 rank,
@@ -357,9 +358,7 @@ class RunObserver:
                     worker.started = event
             case StartFailed():
                 worker = attempt.worker(event.local_rank)
-                if event.local_rank == machine.PREFLIGHT_RANK and attempt.preflight is not None:
-                    attempt.preflight.end = event
-                elif worker is not None:
+                if worker is not None:
                     attempt.ended_ns = max(attempt.ended_ns, event.time_ns)
                     worker.start_failed = event
             case SpawnerGone():
@@ -377,15 +376,13 @@ class RunObserver:
     def _ended(self, event: Exited) -> Exited:
         """Take note of the end of a worker, or of the preflight."""
         attempt = self._attempt
-        if event.local_rank == machine.PREFLIGHT_RANK:
-            assert attempt.preflight is not None
-            attempt.preflight.end = event
-            return event
         worker = attempt.worker(event.local_rank)
         if worker is None:
             return event
         attempt.ended_ns = max(attempt.ended_ns, event.time_ns)
         worker.exited = event
+        if worker is attempt.preflight:
+            return event
         self._note_progress(worker)
         directory = worker.files.directory
         with contextlib.suppress(OSError):
@@ -414,9 +411,11 @@ class RunObserver:
         """Look how far workers are, or were: what tells it goes with the attempt."""
         found = self.progress([worker.local_rank for worker in workers])
         for worker in workers:
-            worker.progress = found.get(worker.local_rank)
-            if worker.progress is not None:
-                worker.progress_ns = now_ns() - int(worker.progress.idle * 1e9)
+            if (far := found.get(worker.local_rank)) is not None:
+                from lllaunch.run.result import Reached  # noqa: PLC0415 - imported by now
+
+                at = now_ns() - int(far.idle * 1e9)
+                worker.progress = Reached(far.step, far.total, at, far.metrics)
 
     def _read_files(self, worker: WorkerRecord) -> None:
         """Read, once, what a worker wrote of its failure."""
@@ -439,10 +438,8 @@ class RunObserver:
     def _sent(self, signum: int, ranks: Iterable[int] | None = None) -> None:
         """Take note that a signal is about to be sent to workers, by default all that live."""
         sent, attempt = SentSignal(int(signum), now_ns()), self._attempt
-        if attempt.preflight is not None and attempt.in_preflight:
-            attempt.preflight.sent += (sent,)
-            return
-        for worker in attempt.workers:
+        preflight = attempt.preflight
+        for worker in (preflight,) if preflight and preflight.live else attempt.workers:
             if worker.live and (ranks is None or worker.local_rank in ranks):
                 worker.sent += (sent,)
 
@@ -531,7 +528,7 @@ class RunObserver:
             case machine.PreflightTimedOut():
                 preflight = attempt.preflight
                 if preflight is not None:
-                    preflight.timed_out = preflight.end is None and not preflight.sent
+                    preflight.timed_out = preflight.live and not preflight.sent
 
     def _of_restart(self, event: object) -> None:
         """Take note of what follows the end of an attempt."""

@@ -20,9 +20,8 @@ from lllaunch.run.observer import (
     WorkerFiles,
     WorkerRecord,
 )
-from lllaunch.run.result import RunResult
+from lllaunch.run.result import Reached, RunResult
 from lllaunch.text import duration
-from lllaunch.watchdog.progress import Progress
 from lllaunch.words import shown_path
 
 S = 1_000_000_000
@@ -217,8 +216,7 @@ def test_ctrl_c():
 
 def at_step(step: float, total: float | None = None, at: float = 8.9, **metrics: float):
     return {
-        "progress": Progress(step, total, metrics=metrics),
-        "progress_ns": T0 + int(at * S),
+        "progress": Reached(step, total, T0 + int(at * S), metrics),
     }
 
 

@@ -362,7 +362,8 @@ def not_started(rank: int) -> WorkerRecord:
 
 def preflight(exitcode: int | None, at: float = 1.0, **more) -> PreflightRecord:
     end = None if exitcode is None else Exited(-1, 99, exitcode, T0 + int(at * S))
-    return PreflightRecord("check -v", 60.0, "/run/attempt_0/preflight.log", end, **more)
+    files = WorkerFiles(stderr="/run/attempt_0/preflight.log")
+    return PreflightRecord(-1, -1, files, exited=end, command="check -v", timeout=60.0, **more)
 
 
 def judged(found: PreflightRecord, **more):
