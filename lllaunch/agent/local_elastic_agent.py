@@ -55,7 +55,7 @@ from lllaunch.supervisor.machine import (
 )
 from lllaunch.supervisor.supervisor import GroupHooks, GroupOptions, Supervisor
 from lllaunch.supervisor.watchdog import WatchdogDriver
-from lllaunch.watchdog.sampling import TIMEOUT_VARIABLE, KernelSleep
+from lllaunch.watchdog.sampling import TIMEOUT_VARIABLE, kernel_sleep
 
 logger = logging.getLogger(__name__)
 
@@ -155,8 +155,12 @@ class LocalElasticAgent(SimpleElasticAgent):
             # In a worker of another launcher it names that one's FIFO.
             named = None if os.environ.get(WATCHED) else os.environ.get(TIMER_FILE)
             timer_file = os.path.abspath(named) if named else None
-        kernel = KernelSleep.configured(uninterruptible_state_timeout)
-        self._watchdog = WatchdogDriver(watchdog, kernel, self._clock, timer_file=timer_file)
+        self._watchdog = WatchdogDriver(
+            watchdog,
+            self._clock,
+            kernel_sleep=kernel_sleep(uninterruptible_state_timeout),
+            timer_file=timer_file,
+        )
         # While it runs: each holds the other, and only the collector would free what both hold.
         self._supervisor: Supervisor | None = None
 

@@ -49,7 +49,7 @@ from lllaunch.supervisor.supervisor import GroupHooks, GroupOptions, Supervisor
 from lllaunch.supervisor.watchdog import WatchdogDriver
 from lllaunch.text import spans
 from lllaunch.watchdog.findings import limit_of
-from lllaunch.watchdog.sampling import KernelSleep
+from lllaunch.watchdog.sampling import kernel_sleep
 from lllaunch.watchdog.stall import look_interval
 from lllaunch.workers.group import WorkerProcesses, start_processes
 from lllaunch.workers.log_files import CONSOLE, LogsDest, announce, destinations
@@ -119,7 +119,6 @@ class Attempt(Struct, frozen=True):
         return f"{self.path}/preflight.log"
 
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 # Of a watched run, seconds.
 _LONGEST_CHECK = 60.0
@@ -145,17 +144,14 @@ class RunGroup:
         self._clock = RunClock()
         self._watchdog = WatchdogDriver(
             spec.watchdog,
-            KernelSleep.configured(None),
             self._clock,
-            time.monotonic(),
             self.observer.hide,
+            kernel_sleep=kernel_sleep(),
             confirm=None if self.nodes is None else self._is_so_everywhere,
             samples=spec.samples,
-            visible=lambda: self._visible,
             steps=spec.restart.looks_back,
         )
         self.observer.progress = self._watchdog.progress
-        self._visible: dict[int, str | None] = {}
         # whose memory is to be free before a restart
         self._uses_gpus = spec.restart.gpu_wait > 0 and has_gpu_driver()
         self._port: HeldPort | None = None
@@ -292,9 +288,6 @@ class RunGroup:
             raise NotEnoughDisk(self.directory.path, *found, spec.min_disk)
         facts = {rank: place.macro_values() for rank, place in places.items()}
         envs = {rank: self._environment(places[rank]) for rank in ranks}
-        self._visible = {
-            rank: env.get(VISIBLE, os.environ.get(VISIBLE)) for rank, env in envs.items()
-        }
         preflight_env = _variables(spec, places[0])
         targets = {rank: self._target(facts[rank]) for rank in ranks}
         number, path = self.directory.make_attempt(spec.nproc, places[0].attempt)
@@ -362,8 +355,9 @@ class RunGroup:
 
     def _wait_for_gpus(self, pids: frozenset[int]) -> GpuMemoryWait | None:
         """Wait until processes of the last attempt hold no memory on GPUs; None if none does."""
-        if all(visible is not None and not visible.strip() for visible in self._visible.values()):
-            # they have seen none
+        seen = self._watchdog.visible.values()
+        if all(visible is not None and not visible.strip() for visible in seen):
+            # there are none for them
             return None
         from lllaunch.linux.gpu_meter import GpuMemoryWait  # noqa: PLC0415 - seldom
 

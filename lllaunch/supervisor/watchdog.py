@@ -44,7 +44,7 @@ from lllaunch.watchdog.findings import (
     limit_of,
     suspects,
 )
-from lllaunch.watchdog.sampling import KernelSleep, Sample, Sampler, Usage, between, size_of
+from lllaunch.watchdog.sampling import Sample, Sampler, Usage, between, size_of
 from lllaunch.watchdog.stall import (
     Detector,
     MemoryDetector,
@@ -72,6 +72,7 @@ ASKED_SECONDS = 3.0
 # A run without output and heartbeats for so long when Ctrl-C comes perhaps hangs.
 SILENT_SECONDS = 2.0
 
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 _STACKS = "stacks.txt"
 # How long workers that are about to be ended may take to tell of their collectives, which is
 # milliseconds where the machine is not overloaded.
@@ -100,43 +101,39 @@ class _Taking(NamedTuple):
 class WatchdogDriver:
     """Watches a run, one attempt after another.
 
-    ``policy``: what for; None for nothing. ``kernel_sleep``: remembers who is in uninterruptible
-    sleep; None if nobody asks. ``run_began``: moment of the clock at which the run began; None for
-    the start of its first attempt. ``timer_file``: where the FIFO of timers is made; None for a
-    private directory. ``confirm``: asked of what is about all workers, each time it is seen:
-    whether it is so for those of other nodes as well; None if there are none. ``samples``: seconds
-    between two samples of what workers do, which `events` has among what it returns; None for none.
-    ``visible``: tells CUDA_VISIBLE_DEVICES of the workers whose GPUs are looked at for samples, by
-    local rank, None where it is not set. ``steps``: whether `furthest_step` is asked for, also
-    where nothing is watched for.
+    ``policy``: what for; None for nothing. ``kernel_sleep``: seconds of uninterruptible sleep that
+    are too long; 0 for any. ``timer_file``: where the FIFO of timers is made; None for a private
+    directory. ``confirm``: asked of what is about all workers, each time it is seen: whether it is
+    so for those of other nodes as well; None if there are none. ``samples``: seconds between two
+    samples of what workers do, which `events` has among what it returns; None for none. ``steps``:
+    whether `furthest_step` is asked for, also where nothing is watched for.
     """
 
     def __init__(
         self,
         policy: WatchdogPolicy | None = None,
-        kernel_sleep: KernelSleep | None = None,
         clock: Callable[[], float] = time.monotonic,
-        run_began: float | None = None,
         hide: Callable[[str], str] = str,
+        *,
+        kernel_sleep: float = 0.0,
         timer_file: str | None = None,
         confirm: Callable[[Finding], bool] | None = None,
         samples: float | None = None,
-        visible: Callable[[], Mapping[int, str | None]] = dict,
         steps: bool = False,
     ) -> None:
         self._policy = policy or WatchdogPolicy()
         self._confirm = confirm
         self._timer_file = timer_file
         self._samples = samples
-        self._visible_now = visible
-        self._steps = steps
-        self._on = self._policy.looks or samples is not None or steps
+        # whether files of the workers' heartbeats are there; they tell how far the workers are, too
+        self._beaten = self._policy.looks or samples is not None or steps
+        self._on = self._beaten or kernel_sleep > 0
         self._clock = clock
         self._kernel_sleep = kernel_sleep
-        self._run_began = run_began
-        self._run_timed = False
         self._hide = hide
         self._run_ends: float | None = None
+        if self._policy.run_timeout is not None:
+            self._run_ends = clock() + self._policy.run_timeout
         self._sampler = Sampler()
         limits = (self._policy.stall, self._policy.silence, self._policy.spin)
         progress = None if self._policy.progress is None else self._policy.progress.shortest
@@ -157,8 +154,8 @@ class WatchdogDriver:
         self._context: WorkerProcesses | None = None
         self._began_at = 0.0
         self._started: float | None = None
-        # CUDA_VISIBLE_DEVICES by local rank; of those that are not named no GPUs are looked at.
-        self._visible: Mapping[int, str | None] = {}
+        # CUDA_VISIBLE_DEVICES of the workers, by local rank; None where it is not set
+        self.visible: dict[int, str | None] = {}
         self._meter: GpuMeter | None = None
         # Files of the workers' output, and those whose output is not all in such.
         self._outputs: Mapping[int, tuple[str, ...]] = {}
@@ -168,8 +165,8 @@ class WatchdogDriver:
         self._thawed = 0.0
         # By the limits that they are for: all but what was reported.
         self._detectors: dict[str, Detector] = {}
-        # Moments of the next looks: of detectors, of a `sample`, of who sleeps in the `kernel`, and
-        # when the `timeout` of the attempt is over.
+        # Moments of the next looks: of detectors, of a `sample`, and when the `timeout` of the
+        # attempt is over.
         self._due: dict[str, float] = {}
         # The moment of the last sample, and of what it was made, by local rank.
         self._sampled: dict[int, tuple[float, Usage]] = {}
@@ -191,9 +188,6 @@ class WatchdogDriver:
         self.close()
         if not self._on:
             return
-        if self._policy.run_timeout is not None and not self._run_timed:
-            began = self._clock() if self._run_began is None else self._run_began
-            self._run_ends, self._run_timed = began + self._policy.run_timeout, True
         self._reset(ranks)
         try:
             self._make_places()
@@ -215,7 +209,7 @@ class WatchdogDriver:
                 raise OutputError(path, what) from error
             for variables in self._environment.values():
                 variables[TIMER_FILE] = path
-        if self._policy.looks or self._samples is not None or self._steps:
+        if self._beaten:
             path = self._private("heartbeats")
             try:
                 self._beats = make_places(path, self._ranks)
@@ -265,6 +259,7 @@ class WatchdogDriver:
     ) -> Mapping[str, str]:
         """Variables that a worker of the attempt needs to be watched."""
         own = self._environment.get(rank, {})
+        self.visible[rank] = others.get(VISIBLE, os.environ.get(VISIBLE))
         number = others.get("RANK") or os.environ.get("RANK", "")
         if SOCKET in own and number.isdecimal():
             self._recorders[rank] = int(number), own[SOCKET]
@@ -279,11 +274,9 @@ class WatchdogDriver:
         self._context = context
         self._began_at = time.time()
         now, policy = self._clock(), self._policy
-        if self._kernel_sleep is not None:
-            self._due["kernel"] = now + self._kernel_sleep.interval
         if not self._on:
             return
-        self._started, self._visible = now, self._visible_now()
+        self._started = now
         files = (context.stdouts, context.stderrs)
         self._outputs = {
             rank: tuple(paths[rank] for paths in files if paths[rank] not in ("", os.devnull))
@@ -294,6 +287,8 @@ class WatchdogDriver:
         )
         starts = now + policy.warmup
         found: dict[str, Detector] = {}
+        if self._kernel_sleep > 0:
+            found["kernel"] = KernelDetector(self._kernel_sleep, lambda: self._starter)
         if policy.memory is not None:
             found["memory"] = MemoryDetector(policy.memory, self._sampler.shared_out)
         if policy.stall is not None:
@@ -343,8 +338,6 @@ class WatchdogDriver:
         """Seconds until `events` has something to tell though no file is readable, or None."""
         now = self._clock()
         moments = [self._run_ends]
-        if healthy:
-            moments.append(self._due.get("kernel"))
         if self._taking is not None:
             moments.append(self._taking.until)
         if self._watches(healthy=healthy):
@@ -361,8 +354,7 @@ class WatchdogDriver:
 
     def _moments(self) -> list[float]:
         """Moments of the next looks; without workers there is nobody of whom to take a sample."""
-        left_out = {"kernel"} if self._pids else {"kernel", "sample"}
-        return [moment for name, moment in self._due.items() if name not in left_out]
+        return [moment for name, moment in self._due.items() if name != "sample" or self._pids]
 
     @property
     def _takes_all(self) -> bool:
@@ -392,8 +384,6 @@ class WatchdogDriver:
             found.append(self._run_over())
         if self._taking is not None and self._taking.finding is not None:
             found += self._stacks_taken(self._taking, self._taking.finding)
-        if healthy and self._kernel_sleep is not None and now >= self._due.get("kernel", math.inf):
-            found += self._stuck(now, self._kernel_sleep)
         if self._watches(healthy=healthy):
             for each in self._reports(now):
                 found += self._fired(each) if isinstance(each, Finding) else [each]
@@ -521,15 +511,15 @@ class WatchdogDriver:
         sample = Sample(workers)
         if self._progress is not None:
             sample = sample._replace(progress=self._progress.tracker.at(now))
-        if self._meter is None and self._visible and proc.has_gpu_driver():
+        if self._meter is None and self.visible and proc.has_gpu_driver():
             # no descriptor is left for the import: there are other samples
             with contextlib.suppress(ImportError, OSError):
                 from lllaunch.linux.gpu_meter import GpuMeter  # noqa: PLC0415 - seldom
 
-                self._meter = GpuMeter([*self._visible.values()])
+                self._meter = GpuMeter([*self.visible.values()])
         reading = None if self._meter is None else self._meter.take(self._samples)
         if reading is not None:
-            seen = dict(zip(self._visible, reading.seen, strict=True))
+            seen = dict(zip(self.visible, reading.seen, strict=True))
             workers = {
                 rank: worker._replace(gpus=seen.get(rank, ()))
                 for rank, worker in sample.workers.items()
@@ -576,7 +566,7 @@ class WatchdogDriver:
             self._progress = ProgressReader(self._beats, self._outputs, pattern)
         return self._progress
 
-    def _compare(self, now: float, glance: _Taking) -> list[Finding]:
+    def _compare(self, now: float, glance: _Taking) -> list[object]:
         """Let the detector of spins know where the workers are, if that is known by now."""
         if not wait_readable(glance.collector, 0) and now < glance.until:
             return []
@@ -626,8 +616,8 @@ class WatchdogDriver:
         return found
 
     def _without_moving(
-        self, now: float, detector: Detector, finding: Finding | None
-    ) -> list[Finding]:
+        self, now: float, detector: Detector, finding: object | None
+    ) -> list[object]:
         """A finding, if what it says of workers is so for those that call collectives, too.
 
         One that sleeps between them, or waits in each for a straggler, gets on.
@@ -646,18 +636,11 @@ class WatchdogDriver:
 
     def _last_calls(self, now: float, ranks: Collection[int]) -> dict[int, float]:
         """Ask workers when they last called a collective; by local rank of those that tell."""
-        from lllaunch.watchdog.collector import ask  # noqa: PLC0415 - seldom
-
-        sources = {
-            rank: (rank, self._environment[rank][SOCKET])
-            for rank in ranks
-            if SOCKET in self._environment[rank]
-        }
-        if not sources:
+        answers = self._ask(ranks, _ANSWER_SECONDS)
+        if not answers:
             return {}
         from lllaunch.watchdog.collectives import last_call_ns, read_trace  # noqa: PLC0415 - seldom
 
-        answers = ask(sources, time.monotonic() + _ANSWER_SECONDS, lambda: False)
         at = time.time_ns()
         found = {}
         for rank, text in answers.items():
@@ -665,6 +648,15 @@ class WatchdogDriver:
             if trace is not None and (moment := last_call_ns(trace)):
                 found[rank] = now - max(0, at - moment) / 1e9
         return found
+
+    def _ask(self, ranks: Iterable[int], seconds: float) -> dict[int, bytes]:
+        """Ask workers for their collectives; by local rank of those that tell."""
+        sources = self.recorders(ranks)
+        if not sources:
+            return {}
+        from lllaunch.watchdog.collector import ask  # noqa: PLC0415 - seldom
+
+        return ask(sources, time.monotonic() + seconds, lambda: False)
 
     def _activities(
         self, usage: Mapping[int, Usage], written: Mapping[int, int]
@@ -685,14 +677,6 @@ class WatchdogDriver:
             beat = beats.get(rank, 0)
             found[rank] = used._replace(output=output, beat=beat, io=io, written=wrote)
         return found
-
-    def _stuck(self, now: float, kernel_sleep: KernelSleep) -> list[WorkersStuck]:
-        self._due["kernel"] = now + kernel_sleep.interval
-        assert self._context is not None
-        stuck = kernel_sleep.stuck(self._context.known_pids())
-        for pid, seconds in stuck.items():
-            logger.error("worker pid %d is in uninterruptible sleep for %.0f s", pid, seconds)
-        return [WorkersStuck()] if stuck else []
 
     def at_fault(self) -> dict[int, str] | None:
         """Who of the present attempt hangs, or did what is not allowed, by local rank, and why.
@@ -778,13 +762,7 @@ class WatchdogDriver:
         """
         if self._context is None or self._takes_all:
             return
-        sources = self.recorders(self._context.known_pids())
-        if not sources:
-            return
-        from lllaunch.watchdog.collector import ask  # noqa: PLC0415 - seldom
-
-        answers = ask(sources, time.monotonic() + _MOMENT_SECONDS, lambda: False)
-        for rank, data in answers.items():
+        for rank, data in self._ask(self._context.known_pids(), _MOMENT_SECONDS).items():
             path = _beside(self._context.error_files.get(rank, ""), TRACE_FILE)
             if path:
                 # One that has raised meanwhile writes its own.
@@ -813,6 +791,27 @@ class WatchdogDriver:
         with contextlib.suppress(OSError):
             if self._timers is not None:
                 self._timers.signal(action.pid, action.signum)
+
+
+class KernelDetector(Detector):
+    """Finds workers that are in uninterruptible sleep for too long; who starts them is none."""
+
+    def __init__(self, limit: float, starter: Callable[[], int] = int) -> None:
+        super().__init__(limit, 0.0)
+        self._starter = starter
+        self._since: dict[int, float] = {}
+
+    def look(self, now: float, looks: Mapping[int, Usage]) -> WorkersStuck | None:
+        """Take note of a look; return whether one sleeps for too long."""
+        asleep = {look.pids[0] for look in looks.values() if look.state == "D"} - {self._starter()}
+        self._since = {pid: self._since.get(pid, now) for pid in asleep}
+        found = None
+        for pid, since in self._since.items():
+            if now - since >= self._limit:
+                seconds = now - since
+                logger.error("worker pid %d is in uninterruptible sleep for %.0f s", pid, seconds)
+                found = WorkersStuck()
+        return found
 
 
 def _beside(error_file: str, name: str) -> str:

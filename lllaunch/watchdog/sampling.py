@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,8 +20,6 @@ logger = logging.getLogger(__name__)
 
 # torch's variable: seconds of uninterruptible sleep after which a worker counts as stuck.
 TIMEOUT_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
-# Between two looks at who sleeps in the kernel, seconds.
-_LONGEST_INTERVAL = 5.0
 
 
 class Usage(NamedTuple):
@@ -170,53 +167,16 @@ def size_of(paths: Iterable[str]) -> int:
     return total
 
 
-def _state(pid: int) -> str:
-    facts = proc.facts(pid)
-    return facts.state if facts is not None else ""
+def kernel_sleep(timeout: float | None = None) -> float:
+    """Seconds of uninterruptible sleep that are too long; None: as the environment says.
 
-
-class KernelSleep:
-    """Remember since when processes are in uninterruptible sleep.
-
-    ``timeout``: seconds after which one counts as stuck.
+    Returns 0 if none are.
     """
-
-    def __init__(
-        self,
-        timeout: float,
-        clock: Callable[[], float] = time.monotonic,
-        state: Callable[[int], str] = _state,
-    ) -> None:
-        self._timeout = timeout
-        self._clock = clock
-        self._state = state
-        self._since: dict[int, float] = {}
-
-    @classmethod
-    def configured(cls, timeout: float | None) -> KernelSleep | None:
-        """One with the given timeout, or the environment's; None if it is 0 or no number."""
-        if timeout is None:
-            text = os.environ.get(TIMEOUT_VARIABLE, "0")
-            try:
-                timeout = float(text)
-            except ValueError:
-                logger.warning("%s: %r is not a number of seconds", TIMEOUT_VARIABLE, text)
-                return None
-        return cls(timeout) if timeout > 0 else None
-
-    @property
-    def interval(self) -> float:
-        """Seconds between two looks."""
-        return min(_LONGEST_INTERVAL, self._timeout / 4)
-
-    def stuck(self, pids: Mapping[int, int]) -> dict[int, float]:
-        """Look at processes; those that sleep for too long, with the seconds.
-
-        ``pids``: process ids, by local rank.
-        """
-        now = self._clock()
-        asleep = {pid for pid in pids.values() if self._state(pid) == "D"}
-        self._since = {pid: self._since.get(pid, now) for pid in asleep}
-        return {
-            pid: now - since for pid, since in self._since.items() if now - since >= self._timeout
-        }
+    if timeout is not None:
+        return timeout
+    text = os.environ.get(TIMEOUT_VARIABLE, "0")
+    try:
+        return float(text)
+    except ValueError:
+        logger.warning("%s: %r is not a number of seconds", TIMEOUT_VARIABLE, text)
+        return 0.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from lllaunch.spec import StallScope
 from lllaunch.watchdog.evidence import bare
-from lllaunch.watchdog.findings import Finding, OverMemory, Silent, Spinning, Stalled
+from lllaunch.watchdog.findings import OverMemory, Silent, Spinning, Stalled
 
 if TYPE_CHECKING:
     from lllaunch.watchdog.evidence import Frame, RankStack
@@ -74,7 +74,7 @@ class Detector(ABC):
         self._starts = max(self._starts, until)
 
     @abstractmethod
-    def look(self, now: float, looks: Mapping[int, Usage]) -> Finding | None:
+    def look(self, now: float, looks: Mapping[int, Usage]) -> object | None:
         """Take note of a look at all live workers, by local rank; return what is wrong.
 
         ``now``: the moment of the look, seconds of the monotonic clock.

@@ -17,7 +17,7 @@ from lllaunch.supervisor import machine as v
 from lllaunch.supervisor.watchdog import STACKS_SECONDS, WatchdogDriver
 from lllaunch.watchdog import collector
 from lllaunch.watchdog.evidence import RankStack
-from lllaunch.watchdog.sampling import KernelSleep
+from lllaunch.watchdog.sampling import Usage
 
 SIGTERM = 15
 
@@ -181,7 +181,14 @@ def test_a_timer_file_that_another_launcher_serves_is_left_alone(
 def test_whoever_hangs_in_the_kernel_is_looked_for_while_the_group_runs(play: Make) -> None:
     agent = play(1, max_restarts=5)
     clock = agent.clock
-    agent.watch(WatchdogDriver(None, KernelSleep(8.0, clock, lambda pid: "D"), clock))
+    driver = WatchdogDriver(None, clock, kernel_sleep=8.0)
+
+    class Asleep:
+        def usage(self, pids: Mapping[int, int]) -> dict[int, Usage]:
+            return {rank: Usage(0.0, state="D", pids=(pid,)) for rank, pid in pids.items()}
+
+    driver._sampler = Asleep()  # type: ignore[assignment]
+    agent.watch(driver)
     script(agent, (Started(0, 7, 1),))
     assert agent.run().state is WorkerState.FAILED
     assert v.WorkersStuck() in agent.seen

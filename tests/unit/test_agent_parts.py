@@ -28,7 +28,8 @@ from lllaunch.supervisor.environ import (
     substitute_local_rank,
     virtual_rank,
 )
-from lllaunch.watchdog.sampling import TIMEOUT_VARIABLE, KernelSleep
+from lllaunch.supervisor.watchdog import KernelDetector
+from lllaunch.watchdog.sampling import TIMEOUT_VARIABLE, Usage, kernel_sleep
 
 
 def place(**changes: Any) -> WorkerContext:
@@ -250,27 +251,28 @@ def test_deadlines() -> None:
 
 
 def test_kernel_sleep_counts_only_what_lasts() -> None:
-    now, states = [0.0], {1: "D", 2: "D", 3: "R"}
-    sleep = KernelSleep(10, lambda: now[0], lambda pid: states.get(pid, ""))
-    pids = {0: 1, 1: 2, 2: 3}
-    assert sleep.stuck(pids) == {}
-    assert sleep.interval == 2.5
-    now[0], states[2] = 6.0, "S"
-    assert sleep.stuck(pids) == {}
-    now[0], states[2] = 12.0, "D"
-    assert sleep.stuck(pids) == {1: 12.0}
-    now[0] = 22.0
-    assert sleep.stuck(pids) == {1: 22.0, 2: 10.0}
+    detector = KernelDetector(10.0, lambda: 9)
+
+    def stuck(now: float, states: str) -> bool:
+        looks = {rank: Usage(0.0, state=state, pids=(rank,)) for rank, state in enumerate(states)}
+        # who starts workers stands for those that are yet to come
+        return detector.look(now, {**looks, 9: Usage(0.0, state="D", pids=(9,))}) is not None
+
+    assert not stuck(0.0, "DDR")
+    assert detector.interval == 2.5
+    assert not stuck(6.0, "DSR")
+    assert stuck(12.0, "DDR")
+    assert not stuck(13.0, "SDR")
+    assert stuck(22.0, "SDR")
 
 
-@pytest.mark.parametrize(("text", "on"), [("0", False), ("", False), ("x", False), ("5", True)])
+@pytest.mark.parametrize(("text", "seconds"), [("0", 0.0), ("", 0.0), ("x", 0.0), ("5", 5.0)])
 def test_kernel_sleep_is_configured_by_torchs_variable(
-    monkeypatch: pytest.MonkeyPatch, text: str, on: bool
+    monkeypatch: pytest.MonkeyPatch, text: str, seconds: float
 ) -> None:
     monkeypatch.setenv(TIMEOUT_VARIABLE, text)
-    assert (KernelSleep.configured(None) is not None) == on
-    assert KernelSleep.configured(3.0) is not None
-    assert KernelSleep.configured(0) is None
+    assert kernel_sleep() == seconds
+    assert kernel_sleep(3.0) == 3.0
 
 
 def test_a_spec_refuses_nonsense() -> None:
