@@ -28,8 +28,9 @@ from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError, S
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import open_file
 from lllaunch.results.index import remember
+from lllaunch.results.locate import entry_now, locate
 from lllaunch.results.queue import BatchQueue, queue_text
-from lllaunch.results.store import entry_now, locate, read_overrides, read_run
+from lllaunch.results.store import read_overrides, read_run
 from lllaunch.run.directory import LOCK_NAME, PLAN, SUBMISSION
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.run.result import KilledBySignal, NodeGone, RunResult, known_result

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lllaunch.sweep.schedule as v
@@ -407,7 +406,7 @@ def view_of(board: Board, path: str, now: float) -> LiveView:
                 eta=job.left(now) if runs else None,
                 gpus=job.lease.gpus if runs else (),
                 cpus=job.lease.cpus if runs else (),
-                load_overrides=partial(tuple, job.own),
+                given=tuple(job.own),
             )
         )
     subject = ListEntry(

@@ -22,7 +22,7 @@ from urllib.parse import quote
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.pages import charts, html
 from lllaunch.results.report import common_overrides, sweep_report
-from lllaunch.results.tries import JobTry, SweepTimeline, tracks_of
+from lllaunch.results.sweeps import JobTry, SweepTimeline, tracks_of
 from lllaunch.run.result import known_result
 from lllaunch.sweep.history import SweepResult
 from lllaunch.sweep.objective import Direction, Objective, Objectives, improvements, objective_of
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from lllaunch.results.report import Case
     from lllaunch.results.store import ListEntry
-    from lllaunch.results.view import SweepView
+    from lllaunch.results.sweeps import SweepView
     from lllaunch.run.result import RunResult
 
 _SECOND = 1e9

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal
 
 from lllaunch.console.stream import showing
 from lllaunch.files import write_all
+from lllaunch.results.locate import locate
 from lllaunch.results.report import Case, Report, load
-from lllaunch.results.store import locate
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.text import duration, shorten, tidy
 

@@ -4,7 +4,7 @@ Of each of them a symbolic link is kept in the user's state directory, named by 
 was given: one system call makes it, whoever else does, and there is nothing in it that could be
 half written. It is a convenience: no run fails for it, and of many links the oldest go.
 
-Every run imports this module at its start; `lllaunch.results.store` finds what the links lead to.
+Every run imports this module at its start; `lllaunch.results.locate` finds what the links lead to.
 """
 
 from __future__ import annotations

@@ -12,9 +12,11 @@ import os
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec.structs import replace
 
 from lllaunch.documents import isoformat
 from lllaunch.locks import is_held
@@ -24,38 +26,34 @@ from lllaunch.results.history import (
     SeenWorker,
     has_failed,
 )
+from lllaunch.results.locate import entry_of
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
     FoundDirectory,
     ListEntry,
     changed_ns,
     contents_of,
-    entry_of,
     find,
-    is_submitted,
-    jobs_of,
     lock_of,
     look,
     plain,
     progress_of,
-    read_sweep,
     sample_of,
     signature,
-    sweep_files,
 )
+from lllaunch.results.sweeps import SweepFiles, SweepView, is_submitted
 from lllaunch.run.directory import ATTEMPT, PLAN, RESULT, SAMPLES, SUBMISSION
 from lllaunch.run.events import RankSample, RunSample, finite
-from lllaunch.sweep.history import SweepResult
 from lllaunch.sweep.journal import JOURNAL, SUMMARY
 from lllaunch.sweep.objective import Objectives
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.schedule import Durations, expected_left
 from lllaunch.text import first_line
+from lllaunch.watchdog.progress import Progress
 from lllaunch.words import STATES, State, how_ended, ranks
 
 if TYPE_CHECKING:
-    from lllaunch.results.tries import SweepFiles
-    from lllaunch.sweep.history import JobHistory
+    from lllaunch.sweep.history import SweepResult
 
 RECENT_SECONDS = 600.0
 """For how long what has ended is shown among what lives."""
@@ -117,7 +115,9 @@ def _measured(
         "gpu_memory": _integer(_sum(gpu.memory for gpu in gpus)),
     }
     progress = progress_of(workers)
-    if progress is not None:
+    if progress is None:
+        fields |= {**dict.fromkeys(Progress._fields), "metrics": {}}
+    else:
         # all are done when the last one is
         lefts = [left for left in _finite(each.eta for each in workers) if left >= 0]
         eta = max(0.0, max(lefts) - age) if lefts else None
@@ -298,20 +298,14 @@ class _RunFiles:
 
 @dataclass
 class _KnownSweep:
-    """What is kept of a sweep: rows of jobs that do not run are made once.
-
-    ``shown`` has those of all jobs, as the last look found them.
-    """
+    """What is kept of a sweep: rows of jobs that do not run are made once."""
 
     files: SweepFiles
     result: SweepResult | None = None
     objectives: Objectives | None = None
-    state: str = ""
     asked: float = float("-inf")
     entry: ListEntry | None = None
-    jobs: list[ListEntry] = field(default_factory=list)
-    rows: dict[int, ListEntry] = field(default_factory=dict)
-    shown: list[ListEntry] = field(default_factory=list)
+    rows: tuple[ListEntry, ...] = ()  # of its jobs, as the last look found them
 
 
 class LiveReader:
@@ -350,8 +344,7 @@ class LiveReader:
         for row in live:
             shown.append(row)
             if row.kind == "sweep":
-                jobs = self._sweeps[row.path].shown
-                shown += [job for job in jobs if job.state == "running"]
+                shown += [job for job in self._sweeps[row.path].rows if job.state == "running"]
         return LiveView(now_ns, (*shown, *over[:MOST_RECENT]), roots=tuple(roots))
 
     def run(self, path: str) -> LiveView | None:
@@ -368,18 +361,16 @@ class LiveReader:
         said = now.said() if row.is_live or not entry.root_cause else ()
         return LiveView(time.time_ns(), rows, subject=row, findings=said)
 
-    def sweep(self, path: str) -> LiveView | None:
-        """Return a sweep with its jobs; None if there is none any more."""
+    def sweep(self, path: str) -> LiveView:
+        """Return a sweep with its jobs."""
         self._forget_queue()
-        row = self._sweep_row(path)
-        if row is None:
-            return None
-        rows = tuple(sorted(self._sweeps[path].shown, key=by_urgency))
-        known = self._sweeps[path]
-        slots = None if known.result is None else known.result.slots
-        objectives = known.objectives
+        row, known = self._sweep_row(path), self._sweeps[path]
         return LiveView(
-            time.time_ns(), rows, subject=row, objectives=objectives, slots=slots or Lease()
+            time.time_ns(),
+            tuple(sorted(known.rows, key=by_urgency)),
+            subject=row,
+            objectives=known.objectives,
+            slots=(known.result and known.result.slots) or Lease(),
         )
 
     # How it is read
@@ -440,28 +431,39 @@ class LiveReader:
     def _run_now(self, path: str, names: Collection[str]) -> _RunFiles:
         return self._runs.setdefault(path, _RunFiles(path)).look(names)
 
-    def _sweep_row(self, path: str) -> ListEntry | None:
-        """Read a sweep; return its row."""
+    def _sweep_row(self, path: str) -> ListEntry:
+        """Read a sweep and its jobs; return its row."""
         if path not in self._sweeps:
-            self._sweeps[path] = _KnownSweep(sweep_files(path))
+            self._sweeps[path] = _KnownSweep(SweepFiles(path))
         known = self._sweeps[path]
         result = known.files.look()
-        submitted = is_submitted(path)
-        now = time.monotonic()
-        if not submitted or now - known.asked > _QUEUE_PAUSE or known.entry is None:
+        view = SweepView(path, result, known.files.error, self._queue)
+        before, now = known.entry, time.monotonic()
+        if before is None or not view.is_submitted or now - known.asked > _QUEUE_PAUSE:
             # of one on a cluster each job is looked at
-            known.asked = now
-            known.entry, _ = read_sweep(path, self._queue, result)
-            if submitted or known.result is not result or known.entry.state != known.state:
-                known.jobs = [*jobs_of(known.entry, self._queue, result)]
-                known.rows.clear()
-        if known.result is not result and result is not None:
-            known.objectives = result.objectives(known.entry.overrides)
-        known.result, known.state = result, known.entry.state
+            known.asked, known.entry = now, view.entry
+            if known.result is not result or before is None or before.state != view.entry.state:
+                known.rows = ()
+            if view.is_submitted or not known.rows:
+                common = frozenset(map(_unescaped, view.entry.given or ()))
+                known.rows = tuple(_without(job, common) for job in view.jobs)
+                for row in known.rows:
+                    if row.state != "running":
+                        self._runs.pop(row.path, None)
+        assert known.entry is not None
         row = known.entry
-        known.shown = self._jobs(known)
+        if known.result is not result and result is not None:
+            known.objectives = result.objectives(row.overrides)
+        known.result = result
+        running = frozenset(job.number for job in known.rows if job.state == "running")
+        jobs = () if result is None else result.jobs
+        leases = {job.job: job.lease for job in jobs if job.job in running}
+        known.rows = tuple(
+            self._job_now(job, leases.get(job.number or 0)) if job.number in running else job
+            for job in known.rows
+        )
         counts = row.counts
-        left = sweep_left(known.shown, counts.get("waiting", 0)) if row.state == "running" else None
+        left = sweep_left(known.rows, counts.get("waiting", 0)) if row.state == "running" else None
         return replace(
             row,
             step=float(counts.get("succeeded", 0)),
@@ -469,35 +471,19 @@ class LiveReader:
             eta=left,
         )
 
-    def _jobs(self, known: _KnownSweep) -> list[ListEntry]:
-        """Return the jobs of a sweep that was read."""
-        leases = {job.job: job for job in known.result.jobs} if known.result is not None else {}
-        common = frozenset(map(_unescaped, () if known.entry is None else known.entry.overrides))
-        rows = []
-        for place, entry in enumerate(known.jobs):
-            row = known.rows.get(place)
-            if row is None or row.state == "running":
-                row = self._job_row(entry, leases.get(entry.number or 0), common)
-                known.rows[place] = row
-            rows.append(row)
-        return rows
+    def _job_now(self, row: ListEntry, lease: Lease | None) -> ListEntry:
+        """Return a job that runs as its own files tell of it."""
+        row = with_now(row, self._run_now(row.path, self._contents_of(row.path)[0]))
+        # the row may be older
+        if row.started_ns is not None:
+            row = replace(row, seconds=max(0, time.time_ns() - row.started_ns) / 1e9)
+        return row if lease is None else replace(row, gpus=lease.gpus or row.gpus, cpus=lease.cpus)
 
-    def _job_row(
-        self, row: ListEntry, job: JobHistory | None, common: Collection[str]
-    ) -> ListEntry:
-        if row.state == "running":
-            now = self._run_now(row.path, self._contents_of(row.path)[0])
-            row = with_now(row, now)
-            # the entry may be older
-            if row.started_ns is not None:
-                row = replace(row, seconds=max(0, time.time_ns() - row.started_ns) / 1e9)
-            if job is not None:
-                row = replace(row, gpus=job.lease.gpus or row.gpus, cpus=job.lease.cpus)
-        else:
-            self._runs.pop(row.path, None)
-        overrides = row.overrides
-        own = tuple(each for each in overrides if _unescaped(each) not in common)
-        return replace(row, load_overrides=lambda: own)
+
+def _without(job: ListEntry, common: Collection[str]) -> ListEntry:
+    """Return a job without the overrides that all jobs share."""
+    own = tuple(each for each in job.given or () if _unescaped(each) not in common)
+    return replace(job, given=own)
 
 
 def _unescaped(override: str) -> str:

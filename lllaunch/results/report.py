@@ -18,7 +18,8 @@ from lllaunch.documents import isoformat, signal_name
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import within
 from lllaunch.results.store import FoundDirectory, ListEntry, read_overrides, unreadable
-from lllaunch.results.view import Log, RunView, SweepView, view_run, view_sweep
+from lllaunch.results.sweeps import SweepView, view_sweep
+from lllaunch.results.view import Log, RunView, view_run
 from lllaunch.run.directory import RESULT
 from lllaunch.run.excerpts import place_of
 from lllaunch.secret_names import redactor_of
@@ -250,7 +251,7 @@ def load(
     if found.kind == "run":
         return run_report(view_run(found, environ), roots)
     hide = redactor_of(found.path, os.environ if environ is None else environ)
-    return sweep_report(view_sweep(found, hide), roots, environ)
+    return sweep_report(view_sweep(found.path, hide), roots, environ)
 
 
 def run_report(run: RunView, roots: Sequence[str]) -> Report:

@@ -1,30 +1,27 @@
-"""Runs and sweeps on the disk: where they are, what users call them, and what became of each.
+"""Runs on the disk: where runs and sweeps are, and what became of each run.
 
-Of a run only its result.json is read, and its overrides when they are asked for; of a sweep its
-sweep.json or its journal, but nothing of its jobs' own. Of many runs that can be as good as all
-that there is to read, so nothing is read twice or before it is due.
+Of a run only its result.json is read, and its overrides when they are asked for. Of many runs that
+can be as good as all that there is to read, so nothing is read twice or before it is due.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
 import time
-from collections import Counter
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from msgspec import structs
+from msgspec import Struct
+from msgspec.structs import replace
 
 from lllaunch.documents import Plain, as_object, isoformat, last_line, load_json
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import own_file, read_text
 from lllaunch.locks import is_held
-from lllaunch.results.index import DEFAULT_ROOTS, DEPTH, used_from
+from lllaunch.results.index import DEPTH
 from lllaunch.results.queue import (
     NO_ANSWER,
     BatchFacts,
@@ -43,30 +40,25 @@ from lllaunch.run.directory import (
     SAMPLES,
     SUBMISSION,
 )
-from lllaunch.run.files import relative_path
 from lllaunch.run.result import RunResult, as_result
 from lllaunch.run.submission import (
     LOG,
     BatchEnded,
     BatchSignalled,
     BatchStarted,
-    account_of,
     read_history,
     read_submission,
 )
 from lllaunch.secret_names import redacted_overrides
-from lllaunch.sweep.journal import ARRAYS, JOURNAL, SUMMARY
+from lllaunch.sweep.journal import JOURNAL, SUMMARY
 from lllaunch.sweep.journal import LOCK_NAME as SWEEP_LOCK_NAME
 from lllaunch.text import first_line
-from lllaunch.words import MEANINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from lllaunch.results.tries import SweepFiles
     from lllaunch.run.events import RankSample, RunSample
     from lllaunch.run.submission import QueueEvent, Submission
-    from lllaunch.sweep.history import JobHistory, SweepResult
     from lllaunch.watchdog.progress import Progress
 
     Contents = Callable[[str], tuple[frozenset[str], list[str]]]
@@ -111,8 +103,8 @@ def last_event(directory: str) -> dict[str, Any] | None:
     return last_line(os.path.join(directory, EVENTS), _TAIL, as_object)
 
 
-_OF_A_RUN = frozenset({LOCK_NAME, EVENTS, PLAN, RESULT})
-_OF_A_SWEEP = frozenset({JOURNAL, SUMMARY})
+OF_A_RUN = frozenset({LOCK_NAME, EVENTS, PLAN, RESULT})
+OF_A_SWEEP = frozenset({JOURNAL, SUMMARY})
 # Within the directory of a run, and no runs themselves.
 _PARTS = ("attempt_", "node_")
 
@@ -155,17 +147,17 @@ def look(path: str, contents: Contents | None = None) -> FoundDirectory | None:
     """Return what a directory that was named is, None if it is neither a run nor a sweep."""
     names, _ = (contents or contents_of)(path)
     kind = _kind(names)
-    if kind is None and any(name in _OF_A_RUN or ATTEMPT.fullmatch(name) for name in names):
+    if kind is None and any(name in OF_A_RUN or ATTEMPT.fullmatch(name) for name in names):
         kind = "run"
     return None if kind is None else FoundDirectory(path, kind, names)
 
 
 def _kind(names: frozenset[str]) -> Literal["run", "sweep"] | None:
     """Return what a directory is for sure."""
-    if names & _OF_A_SWEEP:
+    if names & OF_A_SWEEP:
         return "sweep"
     # other programs write a result.json or a plan.yaml, too: one name alone says little
-    return "run" if len(names & _OF_A_RUN) >= 2 else None
+    return "run" if len(names & OF_A_RUN) >= 2 else None
 
 
 Signature: TypeAlias = tuple[int, int, int]
@@ -290,14 +282,13 @@ _MEASURED = (
 # After which a batch job's launcher should have said that it is there, seconds.
 _SILENT = 60.0
 # Hydra's, of the sweep itself.
-_MULTIRUN = "multirun.yaml"
+MULTIRUN = "multirun.yaml"
 
 LIVE = frozenset({"running", "queued"})
 """States of what is not over, as far as anybody knows."""
 
 
-@dataclass(frozen=True)
-class ListEntry:
+class ListEntry(Struct, frozen=True, dict=True):
     """A run, a sweep, a job of one, or a rank, as it is now; `lllaunch.results.live` has ranks."""
 
     kind: Literal["run", "sweep", "job", "rank"]
@@ -313,7 +304,7 @@ class ListEntry:
     root_cause: str = ""
     value: Any = None  # what rank 0 returned, where that is short
     number: int | None = None
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = {}
     batch_job: str = ""
     # what the cluster says of that as long as it is not known to be over, such as ``PENDING
     # (Priority)``, or `NO_ANSWER`; of a sweep how many of its jobs are in which state there; else
@@ -321,7 +312,7 @@ class ListEntry:
     queue: str = ""
     batch: BatchFacts | None = None
     # what is wrong with its result.json, or its sweep.json and journal
-    error: LaunchError | None = field(default=None, compare=False)
+    error: LaunchError | None = None
     note: str = ""  # what is to be said of it unless there is a root cause
     step: float | None = None  # how far it is; of a sweep how many of its jobs have succeeded
     total: float | None = None
@@ -335,13 +326,12 @@ class ListEntry:
     gpus: tuple[str, ...] = ()
     gpu_use: float | None = None  # share of the time that they are busy, on average
     gpu_memory: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = {}
     pid: int | None = None
     node: str = ""
     cpus: tuple[int, ...] = ()  # numbers of the cores that a job holds
-    load_overrides: Callable[[], tuple[str, ...]] | None = field(
-        default=None, repr=False, compare=False
-    )
+    # overrides of the command line; None of a run, whose directory has them
+    given: tuple[str, ...] | None = None
 
     @cached_property
     def progress(self) -> Progress | None:
@@ -353,9 +343,9 @@ class ListEntry:
 
     @cached_property
     def overrides(self) -> tuple[str, ...]:
-        """The overrides of the command line, as it was written down."""
-        if self.load_overrides is not None:
-            return self.load_overrides()
+        """The overrides of the command line, as it was written down, without secrets."""
+        if self.given is not None:
+            return redacted_overrides(self.given)
         return read_overrides(self.path) if self.kind == "run" else ()
 
     @property
@@ -418,7 +408,7 @@ def sample_of(path: str) -> RunSample | None:
         max(sample.time for sample in latest.values()),
         attempt,
         {
-            rank: structs.replace(worker, gpus=tuple(f"{name}/{gpu}" for gpu in worker.gpus))
+            rank: replace(worker, gpus=tuple(f"{name}/{gpu}" for gpu in worker.gpus))
             for name, sample in latest.items()
             for rank, worker in sample.ranks.items()
         },
@@ -450,55 +440,6 @@ def progress_of(workers: Iterable[RankSample]) -> Progress | None:
     )
 
 
-def list_entries(
-    roots: Iterable[str], depth: int = DEPTH, queue: BatchQueue | None = None
-) -> list[ListEntry]:
-    """Returns the runs and sweeps below some directories, the newest first."""
-    return sorted(
-        newest(roots, depth, queue), key=lambda entry: entry.started_ns or 0, reverse=True
-    )
-
-
-def newest(
-    roots: Iterable[str], depth: int = DEPTH, queue: BatchQueue | None = None
-) -> Iterator[ListEntry]:
-    """Yield the same, as far as the times of files tell the order; each is read when it is due.
-
-    Who wants a few of thousands stops early.
-    """
-    found: dict[str, tuple[int, FoundDirectory]] = {}
-    for root in roots:
-        for each in find(root, depth):
-            key = os.path.realpath(each.path)
-            if key not in found:
-                found[key] = began_ns(each), each
-    queue = queue or BatchQueue()
-    for _, each in sorted(found.values(), key=lambda pair: pair[0], reverse=True):
-        yield entry_of(each, queue)
-
-
-def began_ns(found: FoundDirectory) -> int:
-    """Return when a run or a sweep began, as its files tell without being read; 0 if unknown."""
-    # written once at the start
-    for name in (_MULTIRUN, JOURNAL, SUMMARY) if found.kind == "sweep" else (PLAN, RESULT):
-        changed = changed_ns(os.path.join(found.path, name)) if name in found.names else None
-        if changed is not None:
-            return changed
-    return changed_ns(found.path) or 0
-
-
-def entry_of(found: FoundDirectory, queue: BatchQueue | None = None) -> ListEntry:
-    """Reads what became of a run or a sweep; never raises."""
-    if found.kind == "sweep":
-        return read_sweep(found.path, queue)[0]
-    return read_run(found, queue)[0]
-
-
-def entry_now(found: FoundDirectory, queue: BatchQueue | None = None) -> ListEntry:
-    """Return what is known of a run or a sweep by now, and not when it was found."""
-    return entry_of(look(found.path) or found, queue)
-
-
 # Runs
 
 
@@ -513,7 +454,7 @@ def read_run(
     if SUBMISSION in found.names:
         submission = read_submission(found.path)
     if submission is not None:
-        return _read_submitted(found, submission, queue or BatchQueue(), hide)
+        return read_submitted(found, submission, queue or BatchQueue(), hide)
     return _read_local(found, hide)
 
 
@@ -552,12 +493,13 @@ def _count_attempts(found: FoundDirectory) -> int:
 # Runs on a cluster
 
 
-def _read_submitted(
+def read_submitted(
     found: FoundDirectory,
     submission: Submission,
     queue: BatchQueue,
     hide: Callable[[str], str] = str,
 ) -> tuple[ListEntry, RunResult | None]:
+    """Return the same as `read_run`, of a run of which it is known what was submitted."""
     path = found.path
     history = read_history(path)
     entry = _in_queue(found, submission, history, queue)
@@ -669,7 +611,7 @@ def _end_of_job(
     if said.startswith("CANCELLED"):
         last = cancelled(history)
     if isinstance(last, BatchEnded):
-        state = _state_of_code(last.exit_code)
+        state = state_of_code(last.exit_code)
         if not any(isinstance(each, BatchStarted) for _, each in history):
             state = "cancelled" if state == "signalled" else state
         return state, last.exit_code, last.reason
@@ -679,7 +621,8 @@ def _end_of_job(
     return "died", None, "" if started else "its batch job ended before the run started in it"
 
 
-def _state_of_code(code: int) -> str:
+def state_of_code(code: int) -> str:
+    """Return the state that an exit code of a launcher says."""
     if code > 128:  # 128 + a signal's number
         return "signalled"
     if code in {ExitCode.WORKERS_FAILED, ExitCode.WATCHDOG, ExitCode.NO_PROGRESS}:
@@ -741,317 +684,3 @@ def changed_ns(path: str) -> int | None:
         return os.lstat(path).st_mtime_ns
     except OSError:
         return None
-
-
-# Sweeps
-
-
-def read_sweep(
-    path: str,
-    queue: BatchQueue | None = None,
-    result: SweepResult | None = None,
-) -> tuple[ListEntry, SweepResult | None]:
-    """Return what became of a sweep, and what is known of its jobs; never raises.
-
-    `result` is what is known of its jobs if that is known already.
-    """
-    error = None
-    if result is None:
-        files = sweep_files(path)
-        result, error = files.result, files.error
-    if result is None:
-        began = changed_ns(os.path.join(path, JOURNAL))
-        return ListEntry("sweep", path, "unknown", started_ns=began, error=error), None
-    state = _state_of_sweep(path, result.exit_code)
-    started_ns, seconds = result.started_ns or None, result.seconds
-    if state in {"running", "died"} and started_ns is not None:
-        last = time.time_ns() if state == "running" else changed_ns(os.path.join(path, JOURNAL))
-        seconds = max(0, (last or started_ns) - started_ns) / 1e9
-    entry = ListEntry(
-        "sweep",
-        path,
-        state,
-        exit_code=result.exit_code,
-        started_ns=started_ns,
-        seconds=seconds,
-        error=error,
-        load_overrides=lambda: redacted_overrides(result.command),
-    )
-    if is_submitted(path):
-        return _with_submitted(entry, [*jobs_of(entry, queue, result)]), result
-    counts = Counter(_state_of_job(job, state) for job in result.jobs)
-    # a job is composed when it is its turn
-    if (rest := result.planned - len(result.jobs)) > 0:
-        counts["waiting" if state == "running" else "not_run"] += rest
-    return replace(entry, counts=counts), result
-
-
-def is_submitted(sweep: str) -> bool:
-    """Return whether the jobs of a sweep are, or were, in the queue of a cluster."""
-    return os.path.isdir(os.path.join(sweep, ARRAYS))
-
-
-def _with_submitted(sweep: ListEntry, jobs: Sequence[ListEntry]) -> ListEntry:
-    """Return what is known of a sweep whose jobs go on without its launcher."""
-    counts = Counter(job.state for job in jobs)
-    said = Counter(job.queue.partition(" (")[0] for job in jobs if job.queue)
-    queue = ", ".join(f"{number} {state}" for state, number in sorted(said.items()))
-    sweep = replace(sweep, counts=counts, queue=queue)
-    if queue:
-        goes_on = sweep.state == "running" or counts["running"]
-        seconds = None if sweep.started_ns is None else (time.time_ns() - sweep.started_ns) / 1e9
-        state = "running" if goes_on else "queued"
-        return replace(sweep, state=state, exit_code=None, seconds=seconds)
-    broken_off = sweep.state == "signalled" or (sweep.exit_code is None and counts["not_run"])
-    if sweep.state == "running" or broken_off or counts.keys() <= {"waiting", "not_run"}:
-        return sweep
-    # its jobs went on without the launcher, which has written the last line long before
-    ends = [job.started_ns + job.seconds * 1e9 for job in jobs if job.started_ns and job.seconds]
-    if sweep.started_ns is not None and ends:
-        seconds = max(sweep.seconds or 0.0, (max(ends) - sweep.started_ns) / 1e9)
-        sweep = replace(sweep, seconds=seconds)
-    well = counts.keys() <= {"succeeded"}
-    state, code = ("succeeded", ExitCode.SUCCESS) if well else ("failed", ExitCode.SWEEP)
-    return replace(sweep, state=state, exit_code=int(code))
-
-
-def sweep_files(path: str) -> SweepFiles:
-    """Return the files of a sweep, as they were at a first look."""
-    # not every list has one
-    from lllaunch.results.tries import SweepFiles  # noqa: PLC0415
-
-    files = SweepFiles(path)
-    files.look()
-    return files
-
-
-def _state_of_sweep(path: str, code: int | None) -> str:
-    state = state_of(lock_of("sweep", path))
-    if state == "running" or code is None:
-        return state
-    return _state_of_code(code) if code == 0 or code > 128 else "failed"
-
-
-def jobs_of(
-    sweep: ListEntry, queue: BatchQueue | None = None, result: SweepResult | None = None
-) -> Iterator[ListEntry]:
-    """Yields the jobs of a sweep by number, as its journal tells of them.
-
-    Of jobs that were submitted their own directories tell.
-    """
-    result = result or sweep_files(sweep.path).result
-    if result is None:
-        return
-    submitted = is_submitted(sweep.path)
-    # what was not submitted goes on with the launcher alone
-    state = _state_of_sweep(sweep.path, result.exit_code) if submitted else sweep.state
-    queue = queue or BatchQueue()
-    arrays: dict[int, tuple[Submission, int]] | None = None
-    for job in result.jobs:
-        ended, does = job.result, _state_of_job(job, state)
-        seconds = None if ended is None else ended.seconds
-        if does == "running" and job.started_ns:
-            seconds = max(0, time.time_ns() - job.started_ns) / 1e9
-        entry = ListEntry(
-            "job",
-            os.path.join(sweep.path, job.directory) if job.directory else sweep.path,
-            does,
-            exit_code=None if ended is None else ended.exit_code,
-            started_ns=job.started_ns or None,
-            seconds=seconds,
-            attempts=job.tries,
-            root_cause=(ended.root_cause if ended is not None else "") or job.reason,
-            value=job.value,
-            number=job.job,
-            load_overrides=partial(redacted_overrides, job.overrides),
-        )
-        if not (submitted and job.directory):
-            yield entry
-            continue
-        found = FoundDirectory(entry.path, "run", contents_of(entry.path)[0])
-        if SUBMISSION in found.names:
-            run, _ = read_run(found, queue)
-        elif job.state != "started" or is_held(lock_of("run", entry.path)):
-            yield entry
-            continue
-        else:
-            if arrays is None:
-                # nearly no sweep that was submitted was broken off meanwhile
-                from lllaunch.sweep.arrays import known_arrays  # noqa: PLC0415
-
-                arrays = {
-                    each.number: (array.submission, index)
-                    for array in known_arrays(os.path.abspath(sweep.path))
-                    for index, task in enumerate(array.tasks)
-                    for each in task
-                }
-            submission = _submission_of(arrays.get(job.job), entry.path, queue)
-            if submission is None:
-                # written down before it was submitted, which it was not
-                yield replace(entry, state="waiting" if state == "running" else "not_run")
-                continue
-            run, _ = _read_submitted(found, submission, queue)
-        yield replace(run, kind="job", number=entry.number, load_overrides=entry.load_overrides)
-
-
-def _submission_of(
-    task: tuple[Submission, int] | None, directory: str, queue: BatchQueue
-) -> Submission | None:
-    """Return what was submitted of a job whose launcher did not come to write it down.
-
-    Returns None if it was not, as far as anybody knows.
-    """
-    if task is None:
-        return None
-    array, index = task
-    of_array = array.job or queue.array_in(array.directory)
-    known = f"{of_array}_{index}" if of_array else account_of(directory).job
-    if not (known and queue.with_id(known)) and not read_history(directory):
-        return None
-    return structs.replace(array, job=known, directory="")
-
-
-def _state_of_job(job: JobHistory, sweep: str) -> str:
-    if job.state in {"composed", "skipped"}:
-        return "waiting" if sweep == "running" else "not_run"
-    if job.state == "started":
-        return "running" if sweep == "running" else "died"
-    return job.state if job.state in MEANINGS else "unknown"
-
-
-LATEST = "latest"
-"""What stands for the run or sweep that was started last."""
-
-_NEAR = 8
-_MOST_NAMED = 5
-# what lies in the directory of a run
-_WITHIN = re.compile(r"(?:(.+)/)?(?:(?:attempt_\d+|latest)(?:/\d+)?|\.hydra)(?:/[^/]+\.\w+)?")
-
-
-@dataclass(eq=False)
-class NoSuchRun(LaunchError):
-    """There is no run or sweep where somebody looked for one."""
-
-    path: str
-    reason: str  # what is there, as the predicate of a sentence
-    hint: str = ""
-    exit_code: ClassVar[int] = 2
-
-    def __str__(self) -> str:
-        hint = f"; {self.hint}" if self.hint else ""
-        path = f"{self.path!r} " if self.path else ""
-        return f"{path}{self.reason}{hint}"
-
-
-def locate(name: str, cwd: str | None = None) -> FoundDirectory:
-    """Finds a run or a sweep.
-
-    ``name``: its directory, or something in it: its result.json, the directory of an
-    attempt or a worker; the end of its path; the id of its batch job; or
-    ``latest``, for the newest of this directory.
-
-    Raises:
-        NoSuchRun: it is not there.
-    """
-    path = name if cwd is None else os.path.join(cwd, name)
-    if name == LATEST and not os.path.exists(path):
-        return _latest(cwd)
-    if not os.path.exists(path):
-        return _named(name, cwd)
-    directory = os.path.normpath(path)
-    inside = _WITHIN.fullmatch(directory)
-    if inside is not None:
-        directory = inside[1] or "."
-    elif os.path.basename(directory) in _OF_A_RUN | _OF_A_SWEEP:
-        directory = os.path.dirname(directory) or "."
-    found = look(directory)
-    if found is None:
-        raise _none_at(name, directory, is_directory=os.path.isdir(path))
-    return found
-
-
-def _none_at(name: str, directory: str, *, is_directory: bool) -> NoSuchRun:
-    names, _ = contents_of(directory)
-    if is_directory and _MULTIRUN in names:
-        hint = "the sweep was refused, or lllaunch did not run it"
-        return NoSuchRun(name, f"holds no {JOURNAL}", hint)
-    if is_directory and ".hydra" in names:
-        return NoSuchRun(name, f"holds no {PLAN}", "the run was refused before it began")
-    hint = _hint(name if is_directory else "")
-    return NoSuchRun(name, "is not the directory of a run or a sweep", hint)
-
-
-def roots_of(cwd: str | None = None) -> list[str]:
-    """Return where the runs are that were started in a directory."""
-    roots = [root if cwd is None else os.path.join(cwd, root) for root in DEFAULT_ROOTS]
-    here = os.path.realpath(cwd or os.getcwd())
-    used = used_from(here, os.environ)
-    # as the user would type them
-    return roots + [path if cwd else relative_path(path, here) for path in used]
-
-
-def _latest(cwd: str | None) -> FoundDirectory:
-    # the times of files tell nearly who began last
-    entries = itertools.islice(newest(roots_of(cwd)), _NEAR)
-    last = max(entries, key=lambda entry: entry.started_ns or 0, default=None)
-    found = look(last.path) if last else None
-    if found is None:
-        raise NoSuchRun("", f"no runs found in {' or '.join(f'{root}/' for root in DEFAULT_ROOTS)}")
-    return found
-
-
-def _named(name: str, cwd: str | None) -> FoundDirectory:
-    """Find the run or sweep whose path ends with a name.
-
-    Raises:
-        NoSuchRun: there is none, or there are several.
-    """
-    found = {
-        os.path.realpath(each.path): each
-        for root in roots_of(cwd)
-        for each in find(root)
-        if each.path.endswith(f"/{name.rstrip('/')}")
-    }
-    if not found and _JOB_ID.fullmatch(name):
-        places = (place for root in roots_of(cwd) for place in find(root))
-        runs = (each for place in places for each in _having(place, name))
-        found = {os.path.realpath(each.path): each for each in runs}
-        if not found:
-            reason = "does not exist, and is the batch job of no run that was started here"
-            raise NoSuchRun(name, reason, _hint(""))
-    if not found:
-        raise NoSuchRun(name, "does not exist", _hint(""))
-    first, *others = found.values()
-    if others:
-        paths = ", ".join(sorted(each.path for each in found.values())[:_MOST_NAMED])
-        raise NoSuchRun(name, f"names {len(found)} runs: {paths}", "say which one")
-    return first
-
-
-# 123, or 123_4 of an array's task
-_JOB_ID = re.compile(r"\d+(?:_\d+)?", re.ASCII)
-
-
-def _having(found: FoundDirectory, job: str) -> list[FoundDirectory]:
-    """Return a run if a batch job is its own; of a sweep those jobs, or itself for all."""
-    if found.kind == "run":
-        return [found] if SUBMISSION in found.names and _batch_job(found.path) == job else []
-    if ARRAYS not in found.names:
-        return []
-    result = sweep_files(found.path).result
-    paths = [os.path.join(found.path, each.directory) for each in result.jobs] if result else []
-    ids = {path: _batch_job(path) for path in paths}
-    if any(id_.startswith(f"{job}_") for id_ in ids.values()):
-        return [found]
-    runs = (look(path) for path, id_ in ids.items() if id_ == job)
-    return [run for run in runs if run is not None]
-
-
-def _batch_job(directory: str) -> str:
-    submission = read_submission(directory)
-    return "" if submission is None else submission.job
-
-
-def _hint(directory: str) -> str:
-    where = f" {directory}" if directory else ""
-    return f"'python -m lllaunch ls{where}' lists what is there"

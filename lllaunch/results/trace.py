@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from lllaunch.documents import isoformat
 from lllaunch.results.history import Mark
+from lllaunch.results.sweeps import SweepTimeline, SweepView, place, tracks_of
 from lllaunch.results.timeline import (
     AttemptTimeline,
     Lane,
@@ -24,13 +25,12 @@ from lllaunch.results.timeline import (
     Series,
     read_timeline,
 )
-from lllaunch.results.tries import SweepFiles, SweepTimeline, place, tracks_of
 from lllaunch.text import printable
 
 if TYPE_CHECKING:
     from lllaunch.results.history import TimeSpan
     from lllaunch.results.store import FoundDirectory
-    from lllaunch.results.tries import JobTry, SlotKind
+    from lllaunch.results.sweeps import JobTry, SlotKind
 
 TraceEvent = dict[str, Any]
 
@@ -40,7 +40,7 @@ _LONGEST = 300
 def trace_text(found: FoundDirectory, hide: Callable[[str], str] = str) -> str:
     """Read a run or a sweep, finished or not, and return its trace."""
     if found.kind == "sweep":
-        sweep = SweepFiles(found.path).timeline(hide)
+        sweep = SweepView(found.path, None, hide=hide).timeline
         return rendered(sweep_events(sweep), "sweep", sweep.start_ns)
     run = read_timeline(found, hide)
     return rendered(run_events(run), "run", run.start_ns)

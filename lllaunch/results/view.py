@@ -10,7 +10,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -19,24 +19,17 @@ from msgspec import structs
 from lllaunch.errors import ConfigError
 from lllaunch.files import read_text, within
 from lllaunch.results.queue import BatchQueue
-from lllaunch.results.store import (
-    ListEntry,
-    jobs_of,
-    read_run,
-    read_sweep,
-    sweep_files,
-)
+from lllaunch.results.store import ListEntry, read_run
 from lllaunch.results.timeline import RunTimeline, read_timeline
 from lllaunch.run.directory import PLAN, RESULT
 from lllaunch.run.excerpts import LINES, tail
 from lllaunch.run.result import Failed, Victim, WorkerResult
-from lllaunch.secret_names import redacted_overrides, redactor_of
+from lllaunch.secret_names import redactor_of
 from lllaunch.text import tidy
 from lllaunch.watchdog.frames import TREE
 
 if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory
-    from lllaunch.results.tries import SweepFiles, SweepTimeline
     from lllaunch.run.result import (
         AttemptResult,
         Excerpt,
@@ -44,7 +37,6 @@ if TYPE_CHECKING:
         RootCause,
         RunResult,
     )
-    from lllaunch.sweep.history import SweepResult
 
 _LONGEST_PLAN = 256 * 1024
 _LOG_LINES = 80
@@ -282,46 +274,3 @@ def numbered(directory: str, prefix: str) -> Iterator[tuple[int, str]]:
         number = name.removeprefix(prefix)
         if name.startswith(prefix) and number.isdecimal() and number.isascii() and len(number) < 7:
             yield int(number), os.path.join(directory, name)
-
-
-@dataclass(frozen=True)
-class SweepView:
-    """All that is known of a sweep; `result` is None if nothing is."""
-
-    found: FoundDirectory
-    entry: ListEntry
-    result: SweepResult | None
-    files: SweepFiles
-    hide: Callable[[str], str] = str
-    queue: BatchQueue = field(default_factory=BatchQueue)
-
-    @property
-    def path(self) -> str:
-        """Its directory."""
-        return self.found.path
-
-    @cached_property
-    def jobs(self) -> tuple[ListEntry, ...]:
-        """Its jobs by number."""
-        return () if self.result is None else (*jobs_of(self.entry, self.queue, self.result),)
-
-    @cached_property
-    def timeline(self) -> SweepTimeline:
-        """What happened when."""
-        return self.files.timeline(self.hide)
-
-
-def view_sweep(found: FoundDirectory, hide: Callable[[str], str] | None = None) -> SweepView:
-    """Read what became of a sweep; `hide` is what takes secrets out, if that is known already."""
-    from lllaunch.results.tries import without_secrets  # noqa: PLC0415 - most views are of a run
-
-    hide = hide or redactor_of(found.path, os.environ)
-    queue = BatchQueue()
-    files = sweep_files(found.path)
-    result = files.result
-    if result is not None:
-        command = tuple(map(hide, redacted_overrides(result.command)))
-        jobs = tuple(without_secrets(job, hide) for job in result.jobs)
-        result = structs.replace(result, jobs=jobs, command=command)
-    entry, _ = read_sweep(found.path, queue, result)
-    return SweepView(found, replace(entry, error=files.error), result, files, hide, queue)

@@ -249,14 +249,13 @@ class Journal:
             ConfigError: it is not there, damaged, or of another version.
             OutputError: it cannot be read or written.
         """
-        end = 0
-        for at, entry in _entries(path):
-            end = at
-            if tell is not None and entry is not None:
+        reader = JournalReader(path)
+        for entry in reader.added():
+            if tell is not None:
                 tell(*entry)
-        if not end:
+        if not reader.end:
             raise _problem(path, "holds no record of a sweep", "start the sweep anew")
-        return cls(path, end, tell)
+        return cls(path, reader.end, tell)
 
     def append(self, record: Record) -> None:
         """Adds a record, after those that were kept; it is on the disk when this returns.
@@ -343,9 +342,7 @@ def read_journal(path: str) -> Iterator[JournalEntry]:
         ConfigError: it is not there, damaged (names the line), or of another version.
         OutputError: it cannot be read.
     """
-    for _, entry in _entries(path):
-        if entry is not None:
-            yield entry
+    return JournalReader(path).added()
 
 
 def read_configs(path: str, jobs: Collection[int]) -> dict[int, Mapping[str, Any] | None]:
@@ -361,43 +358,56 @@ def read_configs(path: str, jobs: Collection[int]) -> dict[int, Mapping[str, Any
     }
 
 
-def _entries(path: str) -> Iterator[tuple[int, JournalEntry | None]]:
-    """Yields of each line the bytes up to and with it, and its record; None for a later lllaunch's.
+class JournalReader:
+    """Reads a journal as it grows; `end` is how many bytes of whole records were read.
 
     A last line without a newline is torn. So is one with NUL bytes in it: that is what a file
     system leaves, after a power failure, of data that had not reached the disk.
     """
-    end, number, suspected = 0, 1, -1
-    while True:
-        damage, torn = "", False
-        for line in _lines(path, end):
-            if torn:
-                damage = "it holds NUL bytes"
-                break
-            if b"\0" in line or not line.endswith(b"\n"):
-                torn = True
-                continue
-            try:
-                entry = decode(line)
-            except UnknownVersion as unknown:
-                hint = "resume it with the lllaunch that began it"
-                raise _problem(path, str(unknown), hint) from None
-            except ValueError as error:
-                # those of the decoders say at length where in the line they stopped
-                damage = "it is not JSON" if type(error) is not ValueError else str(error)
-                break
-            if (number == 1) != (entry is not None and isinstance(entry.record, Header)):
-                damage = "a sweep begins with its header, and only there"
-                break
-            end, number = end + len(line), number + 1
-            yield end, entry
-        if not damage:
-            return
-        if suspected == end:
-            message = f"is damaged in line {number}: {damage}"
-            raise _problem(path, message, "mend that line, or start the sweep anew")
-        # A launcher may just have cut a torn line off, and written on in its place.
-        suspected = end
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._number = 1
+        self.end = 0
+
+    def added(self) -> Iterator[JournalEntry]:
+        """Yield what was added since; a record of a later lllaunch is passed over.
+
+        Raises:
+            ConfigError, OutputError: as `read_journal` does.
+        """
+        suspected = -1
+        while True:
+            damage, torn = "", False
+            for line in _lines(self._path, self.end):
+                if torn:
+                    damage = "it holds NUL bytes"
+                    break
+                if b"\0" in line or not line.endswith(b"\n"):
+                    torn = True
+                    continue
+                try:
+                    entry = decode(line)
+                except UnknownVersion as unknown:
+                    hint = "resume it with the lllaunch that began it"
+                    raise _problem(self._path, str(unknown), hint) from None
+                except ValueError as error:
+                    # those of the decoders say at length where in the line they stopped
+                    damage = "it is not JSON" if type(error) is not ValueError else str(error)
+                    break
+                if (self._number == 1) != (entry is not None and isinstance(entry.record, Header)):
+                    damage = "a sweep begins with its header, and only there"
+                    break
+                self.end, self._number = self.end + len(line), self._number + 1
+                if entry is not None:
+                    yield entry
+            if not damage:
+                return
+            if suspected == self.end:
+                message = f"is damaged in line {self._number}: {damage}"
+                raise _problem(self._path, message, "mend that line, or start the sweep anew")
+            # A launcher may just have cut a torn line off, and written on in its place.
+            suspected = self.end
 
 
 def _lines(path: str, start: int) -> Iterator[bytes]:

@@ -14,8 +14,9 @@ from lllaunch.exit_codes import ExitCode
 from lllaunch.files import within
 from lllaunch.locks import is_held
 from lllaunch.results.history import RunHistory
+from lllaunch.results.locate import NoSuchRun, entry_now, locate
 from lllaunch.results.queue import BatchQueue
-from lllaunch.results.store import NoSuchRun, entry_now, locate, lock_of, read_run
+from lllaunch.results.store import lock_of, read_run
 from lllaunch.results.view import numbered
 from lllaunch.run.directory import SUBMISSION
 from lllaunch.run.submission import LOG

@@ -37,7 +37,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def add_run(self, kinds: str = "a run or a sweep", last: str = "the one") -> None:
-        """Take the name of a run or a sweep, as `lllaunch.results.store.locate` reads it."""
+        """Take the name of a run or a sweep, as `lllaunch.results.locate.locate` reads it."""
         self.description = f"""{self.description}
 
 RUN names {kinds}: its directory, the end of its path, the id of its batch job, or

@@ -12,9 +12,10 @@ from lllaunch.console.table import is_terminal
 from lllaunch.errors import PackageMissing
 from lllaunch.results.github import source_roots, tell_github
 from lllaunch.results.junit import render_junit
+from lllaunch.results.locate import LATEST, locate
 from lllaunch.results.report import load, render_json, render_text
-from lllaunch.results.store import LATEST, locate
-from lllaunch.results.view import view_run, view_sweep
+from lllaunch.results.sweeps import view_sweep
+from lllaunch.results.view import view_run
 from lllaunch.secret_names import redactor_of
 from lllaunch.verbs.printing import Parser, hand_over, make_way, perform, print_lines
 
@@ -98,7 +99,7 @@ def _page(found: FoundDirectory, hide: Callable[[str], str], output: str | None)
             sweep_page,
         )
 
-        facts = sweep_facts(view_sweep(found, hide), source_roots(os.environ))
+        facts = sweep_facts(view_sweep(found.path, hide), source_roots(os.environ))
         place = (
             "." if output is None else os.path.relpath(found.path, os.path.dirname(output) or ".")
         )

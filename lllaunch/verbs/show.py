@@ -29,17 +29,12 @@ from lllaunch.console.table import GAP, Row, aligned, padded
 from lllaunch.documents import Plain
 from lllaunch.locks import holder
 from lllaunch.results.live import LiveReader
+from lllaunch.results.locate import locate
 from lllaunch.results.queue import NO_ANSWER, BatchQueue
 from lllaunch.results.report import common_overrides
-from lllaunch.results.store import (
-    ListEntry,
-    is_submitted,
-    locate,
-    lock_of,
-    plain,
-    sample_of,
-)
-from lllaunch.results.view import RunView, SweepView, blamed, node_state, view_run, view_sweep
+from lllaunch.results.store import ListEntry, lock_of, plain, sample_of
+from lllaunch.results.sweeps import SweepView, view_sweep
+from lllaunch.results.view import RunView, blamed, node_state, view_run
 from lllaunch.run.build import Host
 from lllaunch.run.directory import PLAN
 from lllaunch.run.events import plain_sample
@@ -92,7 +87,7 @@ def _show(given: argparse.Namespace) -> None:
     found, cwd = locate(given.run), os.getcwd()
     found = found._replace(path=os.path.abspath(found.path))
     if found.kind == "sweep":
-        _show_sweep(view_sweep(found), cwd, as_json=given.json)
+        _show_sweep(view_sweep(found.path), cwd, as_json=given.json)
         return
     run = view_run(found, queue=BatchQueue())
     if given.json:
@@ -335,7 +330,7 @@ def _without_outcome(entry: ListEntry, cwd: str) -> Iterator[Row]:
 
 def _show_sweep(view: SweepView, cwd: str, *, as_json: bool) -> None:
     sweep, entry = view.result, view.entry
-    if sweep is not None and is_submitted(view.path):
+    if sweep is not None and view.is_submitted:
         live = {job.number: job for job in view.jobs if job.batch_job}
         jobs = tuple(_by_now(job, live[job.job]) if job.job in live else job for job in sweep.jobs)
         sweep = replace(sweep, jobs=jobs)

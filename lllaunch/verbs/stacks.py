@@ -13,16 +13,8 @@ from lllaunch.console.hang import frame_text, look_lines
 from lllaunch.documents import Plain
 from lllaunch.exit_codes import ExitCode
 from lllaunch.locks import signed_by
-from lllaunch.results.store import (
-    LATEST,
-    NoSuchRun,
-    entry_now,
-    jobs_of,
-    locate,
-    lock_of,
-    newest,
-    roots_of,
-)
+from lllaunch.results.locate import LATEST, NoSuchRun, entry_now, jobs_of, locate, newest, roots_of
+from lllaunch.results.store import lock_of
 from lllaunch.results.view import view_run
 from lllaunch.run.result import Hang
 from lllaunch.signal_source import STACKS_ON

@@ -16,7 +16,8 @@ from lllaunch.console.table import is_terminal
 from lllaunch.linux.process import wait
 from lllaunch.results.index import DEFAULT_ROOTS
 from lllaunch.results.live import LiveReader, LiveView, plain_view
-from lllaunch.results.store import NoSuchRun, locate, look, roots_of
+from lllaunch.results.locate import NoSuchRun, locate, roots_of
+from lllaunch.results.store import look
 from lllaunch.verbs.printing import Parser, columns, perform, print_rows
 from lllaunch.workers.terminal import moves_cursor
 

@@ -15,8 +15,8 @@ from support.launching import WAIT
 from support.project import Project, environment
 from support.traces import ruled
 
+from lllaunch.results.locate import locate
 from lllaunch.results.report import load
-from lllaunch.results.store import locate
 from lllaunch.results.timeline import RunTimeline, read_timeline
 from lllaunch.verbs.report import main
 

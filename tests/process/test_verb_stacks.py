@@ -9,14 +9,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from jsonschema import Draft202012Validator
+from msgspec.structs import replace
 from support.launching import WAIT, Finished, Launcher, text_of, until
 
-from lllaunch.results.store import entry_of, jobs_of, look
+from lllaunch.results.locate import entry_of, jobs_of
+from lllaunch.results.store import look
 from lllaunch.supervisor.control import SOCKET
 from lllaunch.verbs import stacks
 
@@ -266,9 +267,9 @@ def test_a_job_of_a_sweep(tmp_path: Path, shown: Shown, monkeypatch: pytest.Monk
         assert "load_next_shard" in out
     sweep = look(str(tmp_path / "sweep"))
     assert sweep is not None
-    job = next(jobs_of(entry_of(sweep)))
+    job = jobs_of(entry_of(sweep))[0]
     two = [replace(job, path=f"sweep/{number}") for number in (0, 1)]
-    monkeypatch.setattr(stacks, "jobs_of", lambda _: iter(two))
+    monkeypatch.setattr(stacks, "jobs_of", lambda _: two)
     assert "2 of whose jobs run; say which one: sweep/0, sweep/1" in shown("sweep", code=2)
     (tmp_path / "go").touch()
     _, err = launcher.communicate(timeout=WAIT)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from lllaunch.console.live_table import (
     columns_of,
@@ -40,7 +40,7 @@ BUSY = ListEntry(
     gpu_use=0.97,
     gpu_memory=150_000_000_000,
     metrics={"accuracy": 0.91, "loss": 0.3},
-    load_overrides=lambda: ("+exp=resnet", "params.lr=0.1"),
+    given=("+exp=resnet", "params.lr=0.1"),
 )
 FAILED = ListEntry(
     "run",
@@ -142,9 +142,7 @@ def test_the_head_of_a_sweep_has_its_best_job_and_who_holds_what() -> None:
     )
     result = SweepResult(history, direction="minimize", slots=Lease(("0", "1", "2"), (0, 1)))
     counts = {"succeeded": 3, "failed": 1, "running": 1, "waiting": 5}
-    sweep = ListEntry(
-        "sweep", "/w/s", "running", eta=90.0, counts=counts, load_overrides=lambda: ("+exp=x",)
-    )
+    sweep = ListEntry("sweep", "/w/s", "running", eta=90.0, counts=counts, given=("+exp=x",))
     job = ListEntry("job", "/w/s/7", "running", number=7, gpus=("1", "2"))
     slots, objectives = result.slots or Lease(), result.objectives({"+exp=x"})
     view = LiveView(0, (job,), subject=sweep, objectives=objectives, slots=slots)
@@ -183,10 +181,8 @@ def test_a_filter_wants_all_of_its_words(wanted: str, found: list[ListEntry]) ->
 def test_nothing_from_outside_can_move_the_cursor() -> None:
     bad = "\x1b[2J\r\nx"
     fields: dict[str, Any] = {"note": bad, "gpus": (bad,), "metrics": {bad: 1.0}, "value": bad}
-    job = ListEntry(
-        "job", f"/w/{bad}", "running", number=1, load_overrides=lambda: (f"a={bad}",), **fields
-    )
-    rank = replace(job, kind="rank", node=f"node_{bad}", load_overrides=tuple)
+    job = ListEntry("job", f"/w/{bad}", "running", number=1, given=(f"a={bad}",), **fields)
+    rank = replace(job, kind="rank", node=f"node_{bad}", given=())
     sweep = replace(job, kind="sweep", number=None)
     for view in (
         LiveView(0, (job,), roots=(bad,)),

@@ -21,7 +21,8 @@ from support.timelines import event, node_records, sample
 from benchmarks.generated import HUNG, write_run
 from lllaunch.pages.run_charts import curves_of
 from lllaunch.pages.run_page import run_page
-from lllaunch.results.store import locate, read_run
+from lllaunch.results.locate import locate
+from lllaunch.results.store import read_run
 from lllaunch.results.timeline import Series, timeline_of
 from lllaunch.results.view import RunView, telling
 from lllaunch.run.result import (

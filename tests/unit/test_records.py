@@ -19,24 +19,26 @@ from lllaunch.documents import isoformat
 from lllaunch.locks import is_held
 from lllaunch.results import index
 from lllaunch.results.index import remember, used_from
+from lllaunch.results.locate import (
+    NoSuchRun,
+    entry_of,
+    jobs_of,
+    list_entries,
+    locate,
+    newest,
+    roots_of,
+)
 from lllaunch.results.report import load
 from lllaunch.results.store import (
     FoundDirectory,
-    NoSuchRun,
-    entry_of,
     find,
-    jobs_of,
     last_event,
-    list_entries,
-    locate,
     look,
-    newest,
     plain,
     read_overrides,
     read_run,
-    roots_of,
-    sweep_files,
 )
+from lllaunch.results.sweeps import SweepFiles
 from lllaunch.results.view import view_run
 from lllaunch.run.directory import LOCK_NAME
 from lllaunch.sweep.history import SweepResult
@@ -279,8 +281,9 @@ def test_sweeps_that_run_were_killed_or_signalled(tmp_path: Path):
     assert [job.state for job in jobs_of(entry)] == ["succeeded", "died", "not_run"]
     with held(tmp_path / SWEEP_LOCK_NAME):
         (entry,) = list_entries([str(tmp_path)])
+        jobs = jobs_of(entry)
     assert entry.state == "running"
-    assert [job.state for job in jobs_of(entry)] == ["succeeded", "running", "waiting"]
+    assert [job.state for job in jobs] == ["succeeded", "running", "waiting"]
     sweep(tmp_path, waiting, (5, Skipped(2, "SIGINT")), (5, FAILED), (6, OverRecord(130)))
     (entry,) = list_entries([str(tmp_path)])
     assert entry.state == "signalled"
@@ -292,12 +295,12 @@ def test_sweeps_that_run_were_killed_or_signalled(tmp_path: Path):
 def test_the_summary_counts_unless_the_journal_is_younger(tmp_path: Path):
     sweep(tmp_path, (5, FAILED), (6, OverRecord(6)))
     write(tmp_path / "sweep.json", '{"jobs": [], "exit_code": 0}', T0 + 10 * S)
-    assert sweep_files(str(tmp_path)).result == SweepResult(exit_code=0)
+    assert SweepFiles(str(tmp_path)).look() == SweepResult(exit_code=0)
     write(tmp_path / "sweep.json", '{"jobs": [], "exit_code": 0}', T0)
     assert states(tmp_path) == {tmp_path.name: "failed"}
     # a damaged journal, and one of another version
     (tmp_path / "sweep.jsonl").write_text("{}\n{}\n")
-    assert sweep_files(str(tmp_path)).result == SweepResult(exit_code=0)
+    assert SweepFiles(str(tmp_path)).look() == SweepResult(exit_code=0)
     (tmp_path / "sweep.json").unlink()
     assert states(tmp_path) == {tmp_path.name: "unknown"}
 

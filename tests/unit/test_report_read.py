@@ -23,10 +23,11 @@ from lllaunch.errors import ConfigError
 from lllaunch.pages.run_page import run_page
 from lllaunch.results.github import announce, announce_error, commands, summary
 from lllaunch.results.junit import render_junit
+from lllaunch.results.locate import NoSuchRun, locate
 from lllaunch.results.report import LOG_LINES, Report, render_json, render_text, run_case
 from lllaunch.results.report import load as load_found
-from lllaunch.results.store import NoSuchRun, locate
-from lllaunch.results.view import blamed, view_run, view_sweep
+from lllaunch.results.sweeps import view_sweep
+from lllaunch.results.view import blamed, view_run
 from lllaunch.run.result import (
     ExitedNonZero,
     Explanation,
@@ -572,7 +573,7 @@ def test_one_failed_sweep_is_told_in_the_same_words(sweep: LeftSweep) -> None:
     sweep.add(EndedRecord(2, 0, Result("error", 2, "launch.nproc: no")))
     sweep.add(Skipped(3, "cancelled"), StartedRecord(4))
     sweep.over(6)
-    view = view_sweep(locate(str(sweep.path)))
+    view = view_sweep(str(sweep.path))
     assert jobs_text(view.entry.counts) == "0 of 5 jobs succeeded, 4 failed, 1 not run"
     setting = Setting(view.path, "/", 5, frozenset())
     assert view.result is not None

@@ -158,7 +158,7 @@ def test_what_was_submitted_may_be_queued_again(
     assert reader.everything([str(tmp_path)]).rows == ()
     (run / "submission.json").write_text("{}")
     os.utime(run)
-    queued = store.ListEntry("run", str(run), "queued", queue="PENDING", batch_job="7")
+    queued = ListEntry("run", str(run), "queued", queue="PENDING", batch_job="7")
     monkeypatch.setattr(live, "entry_of", lambda found, queue: queued)
     (row,) = reader.everything([str(tmp_path)]).rows
     assert (row.state, row.text) == ("queued", "7 PENDING")
@@ -414,18 +414,18 @@ def test_a_sweep_and_its_jobs(tmp_path: Path, sweep: Swept) -> None:
 def test_of_a_journal_only_what_was_added_is_read(
     sweep: Swept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lllaunch.results import tries
+    from lllaunch.sweep import journal
 
     for job in range(5):
         sweep.start(job)
     sweep.look()
     decoded: list[bytes] = []
 
-    def noted(line: bytes, real: Any = tries.decode) -> Any:
+    def noted(line: bytes, real: Any = journal.decode) -> Any:
         decoded.append(line)
         return real(line)
 
-    monkeypatch.setattr(tries, "decode", noted)
+    monkeypatch.setattr(journal, "decode", noted)
     sweep.look()
     assert decoded == []
     sweep.end(4, 1.0)

@@ -16,18 +16,11 @@ from lllaunch.cluster.slurm import JobFacts, QueuedJob, SlurmFailed
 from lllaunch.documents import isoformat
 from lllaunch.pages.run_page import run_page
 from lllaunch.pages.sweep_page import sweep_facts, sweep_page
+from lllaunch.results.locate import NoSuchRun, entry_now, jobs_of, list_entries, locate
 from lllaunch.results.report import load
-from lllaunch.results.store import (
-    ListEntry,
-    NoSuchRun,
-    entry_now,
-    jobs_of,
-    list_entries,
-    locate,
-    plain,
-    read_sweep,
-)
-from lllaunch.results.view import view_run, view_sweep
+from lllaunch.results.store import ListEntry, plain
+from lllaunch.results.sweeps import view_sweep
+from lllaunch.results.view import view_run
 from lllaunch.run.submission import (
     LOG,
     BatchEnded,
@@ -297,10 +290,10 @@ def test_jobs_of_a_sweep_tell_their_own_states(fake: FakeSlurm, tmp_path: Path) 
     fake.add("7_2", "PENDING", "Priority", path / "submitted" / "0")
     assert fake.asked == []
     # without arrays nothing below it is looked at
-    assert read_sweep(str(path))[0].counts == {"not_run": 4}
+    assert view_sweep(str(path)).entry.counts == {"not_run": 4}
     (path / "submitted" / "0").mkdir(parents=True)
     Submission("7", str(path / "submitted" / "0")).write(str(path / "submitted" / "0"))
-    found, _ = read_sweep(str(path))
+    found = view_sweep(str(path)).entry
     assert (found.state, found.exit_code) == ("running", None)
     assert found.queue == "1 PENDING, 1 RUNNING"
     assert found.counts == {"succeeded": 1, "running": 1, "queued": 1, "not_run": 1}
@@ -308,7 +301,7 @@ def test_jobs_of_a_sweep_tell_their_own_states(fake: FakeSlurm, tmp_path: Path) 
     assert [job.state for job in jobs] == ["succeeded", "running", "queued", "not_run"]
     assert [job.number for job in jobs] == [0, 1, 2, 3]
     assert [job.batch_job for job in jobs] == ["7_0", "7_1", "7_2", ""]
-    facts = sweep_facts(view_sweep(locate(str(path))))
+    facts = sweep_facts(view_sweep(str(path)))
     assert list(facts.values) == [0.5, None, None, None]
     page = sweep_page(facts, "0.1")
     assert "1 of 4 jobs succeeded, 1 running, 1 queued, 1 not run" in page
@@ -318,7 +311,7 @@ def test_jobs_of_a_sweep_tell_their_own_states(fake: FakeSlurm, tmp_path: Path) 
     fake.jobs.clear()
     assert os.path.realpath(locate("7").path) == str(path)
     fake.ended = {"7_1": "CANCELLED", "7_2": "CANCELLED"}
-    found, _ = read_sweep(str(path))
+    found = view_sweep(str(path)).entry
     assert (found.state, found.exit_code, found.queue) == ("failed", 6, "")
 
 
@@ -329,7 +322,7 @@ def test_jobs_that_never_started_were_cancelled(
     (path / "submitted").mkdir()
     for job in range(2):
         submitted(str(path / str(job)), BatchEnded(143, CANCELLED), job=f"7_{job}")
-    found, _ = read_sweep(str(path))
+    found = view_sweep(str(path)).entry
     assert found.counts == {"cancelled": 2}
     assert show.main([str(path)]) == 0
     out = capsys.readouterr().out
@@ -396,7 +389,7 @@ def test_a_sweep_whose_launcher_has_left_took_as_long_as_its_jobs(
     (path / "sweep.json").write_text(json.dumps(document))
     (path / "submitted").mkdir()
     placed(str(path / "0"), (100.0, STARTED), (161.0, BatchEnded(0)))
-    found, _ = read_sweep(str(path))
+    found = view_sweep(str(path)).entry
     assert (found.state, found.seconds) == ("succeeded", pytest.approx(161, abs=1))
 
 
@@ -525,7 +518,7 @@ def broken_off(path: Path, *, job: str = "") -> Path:
 
 def test_jobs_that_were_written_down_but_not_submitted(fake: FakeSlurm, tmp_path: Path) -> None:
     broken_off(tmp_path / "sweep")
-    found, _ = read_sweep(str(tmp_path / "sweep"))
+    found = view_sweep(str(tmp_path / "sweep")).entry
     assert (found.state, found.counts, found.queue) == ("died", {"not_run": 2}, "")
 
 
@@ -536,11 +529,11 @@ def test_jobs_whose_submission_was_not_written_down(
     array = broken_off(tmp_path / "sweep", job=job)
     for index in range(2):
         fake.add(f"7_{index}", "PENDING", "Priority", array)
-    found, _ = read_sweep("sweep")
+    found = view_sweep("sweep").entry
     assert (found.state, found.counts, found.queue) == ("queued", {"queued": 2}, "2 PENDING")
     assert stop.main(["sweep"]) == 0
     assert fake.cancelled == [(["7_0", "7_1"], None)]
-    found, _ = read_sweep("sweep")
+    found = view_sweep("sweep").entry
     assert (found.state, found.counts) == ("failed", {"cancelled": 2})
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.left import write_lines
 from support.timelines import EVENTS, START, event, json_lines, node_records, sample
 
-from lllaunch.results.store import locate
+from lllaunch.results.locate import locate
 from lllaunch.results.timeline import (
     AttemptTimeline,
     Lane,

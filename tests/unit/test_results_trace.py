@@ -13,13 +13,14 @@ from support.left import LeftSweep
 from support.timelines import EVENTS, SAMPLES, START, event, json_lines, node_records, sample
 from support.traces import ruled as ruled_text
 
+from lllaunch.results.sweeps import SweepTimeline, SweepView, sweep_in_time, tracks_of
 from lllaunch.results.timeline import RunTimeline, timeline_of
 from lllaunch.results.trace import TraceEvent, rendered, run_events, sweep_events
-from lllaunch.results.tries import SweepFiles, SweepTimeline, SweepTries, tracks_of
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
     Header,
+    JournalEntry,
     OverRecord,
     Result,
     Resumed,
@@ -108,10 +109,8 @@ def test_counters_have_units() -> None:
 
 
 def of(*records: tuple[float, Any], now: float | None = None, hide: Any = str) -> SweepTimeline:
-    tries = SweepTries()
-    for at, record in records:
-        tries.take(START + round(at * 1e9), record)
-    return tries.timeline(None if now is None else START + round(now * 1e9), hide)
+    entries = (JournalEntry(START + round(at * 1e9), record) for at, record in records)
+    return sweep_in_time(entries, None if now is None else START + round(now * 1e9), hide)
 
 
 def test_a_sweep_has_a_thread_for_each_gpu_and_a_span_for_each_try() -> None:
@@ -269,4 +268,4 @@ def test_a_journal_that_is_damaged_tells_what_stands_before_that(tmp_path: Path)
     sweep.add(StartedRecord(0))
     with sweep.journal.open("a") as file:
         file.write("nonsense\n{}\n")
-    assert [each.job for each in SweepFiles(str(tmp_path)).timeline().tries] == [0]
+    assert [each.job for each in SweepView(str(tmp_path), None).timeline.tries] == [0]

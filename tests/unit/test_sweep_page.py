@@ -17,9 +17,9 @@ from support.pages import Seen
 
 from lllaunch.pages.sweep_page import SweepFacts, sweep_facts, sweep_page
 from lllaunch.results.report import Case, CodeLine
-from lllaunch.results.store import FoundDirectory, ListEntry, look
-from lllaunch.results.tries import JobTry, SweepFiles, SweepTimeline
-from lllaunch.results.view import Log, SweepView, view_sweep
+from lllaunch.results.store import ListEntry, look
+from lllaunch.results.sweeps import JobTry, SweepTimeline, SweepView, view_sweep
+from lllaunch.results.view import Log
 from lllaunch.sweep.history import JobHistory, SweepResult
 from lllaunch.sweep.journal import (
     ComposedRecord,
@@ -90,11 +90,10 @@ def swept(
     **more: Any,
 ) -> SweepFacts:
     entry = ListEntry("sweep", path, state, exit_code=6, started_ns=T0, seconds=100.0)
-    found = FoundDirectory(path, "sweep", frozenset())
-    sweep = SweepView(found, entry, SweepResult(jobs, **more), SweepFiles(path))
+    sweep = SweepView(path, SweepResult(jobs, **more))
     timeline = SweepTimeline(T0, T0 + 100 * SECOND, over=True, tries=tuple(tries), slots=slots)
     # what would be read of a journal
-    sweep.__dict__["timeline"] = timeline
+    sweep.__dict__.update(timeline=timeline, entry=entry, _state=state)
     return SweepFacts(sweep, {case.job: case for case in cases}, problem=problem)
 
 
@@ -341,7 +340,7 @@ SECRET = "hunter2hunter2"
 def facts_of(sweep: LeftSweep, hide: Any = str) -> SweepFacts:
     found = look(str(sweep.path))
     assert found is not None
-    facts = sweep_facts(view_sweep(found, hide))
+    facts = sweep_facts(view_sweep(found.path, hide))
     # whatever there is, there is a page of it
     assert sweep_page(facts, "0.1").startswith("<!DOCTYPE html>")
     return facts

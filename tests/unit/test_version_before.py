@@ -10,8 +10,9 @@ import pytest
 from lllaunch.errors import ConfigError
 from lllaunch.results.history import decode
 from lllaunch.results.live import LiveReader
+from lllaunch.results.locate import locate
 from lllaunch.results.report import load
-from lllaunch.results.store import locate, read_run, sample_of
+from lllaunch.results.store import read_run, sample_of
 from lllaunch.results.timeline import read_timeline
 from lllaunch.results.view import view_run
 from lllaunch.run.submission import account_of, read_history, read_submission

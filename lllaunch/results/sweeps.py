@@ -1,0 +1,469 @@
+"""Sweeps on the disk: what their files say, what became of each and of its jobs, and when.
+
+`SweepFiles` is the one reader of journal and sweep.json for all that shows a sweep, `SweepView` is
+all that is known of one. `sweep_in_time` and `tracks_of`, which lays tries out on the GPUs or cores
+that they held, are pure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
+
+from msgspec import structs
+
+from lllaunch.errors import LaunchError, OutputError
+from lllaunch.exit_codes import ExitCode
+from lllaunch.locks import is_held
+from lllaunch.results.queue import BatchQueue
+from lllaunch.results.store import (
+    FoundDirectory,
+    ListEntry,
+    Signature,
+    changed_ns,
+    contents_of,
+    hidden,
+    lock_of,
+    read_run,
+    read_submitted,
+    signature,
+    state_of,
+    state_of_code,
+    unreadable,
+)
+from lllaunch.run.directory import SUBMISSION
+from lllaunch.run.submission import account_of, read_history
+from lllaunch.secret_names import redacted_overrides, redactor_of
+from lllaunch.sweep.history import (
+    JobHistory,
+    SweepHistory,
+    SweepResult,
+    read_summary,
+    summary_of,
+)
+from lllaunch.sweep.journal import (
+    ARRAYS,
+    JOURNAL,
+    SUMMARY,
+    EndedRecord,
+    JournalReader,
+    OverRecord,
+    Resumed,
+    StartedRecord,
+    read_journal,
+)
+from lllaunch.sweep.pool import Lease
+from lllaunch.words import MEANINGS
+
+if TYPE_CHECKING:
+    from lllaunch.run.submission import Submission
+    from lllaunch.sweep.journal import JournalEntry
+
+# What they say
+
+
+class SweepFiles:
+    """The journal and the sweep.json of a sweep, each read as far as it has changed.
+
+    sweep.json counts unless the journal is younger, which it is after a crash or during a resume:
+    here alone it is decided.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._journal = os.path.join(path, JOURNAL)
+        self._summary = os.path.join(path, SUMMARY)
+        self._seen: tuple[Signature | None, Signature | None] | None = None
+        self._read: Signature | None = None  # of the journal as far as it was read
+        self._told: tuple[SweepResult | None, LaunchError | None] = None, None
+        self.result: SweepResult | None = None
+        self.error: LaunchError | None = None  # what is wrong with its files, as of the last look
+
+    def look(self) -> SweepResult | None:
+        """Return what they tell, the same object as before if they are as they were."""
+        journal, summary = signature(self._journal), signature(self._summary)
+        before, self._seen = self._seen, (journal, summary)
+        if before == self._seen:
+            return self.result
+        if before is None or before[1] != summary:
+            self._told = self._read_summary()
+        self.result, self.error = self._told
+        if journal is None or (self.result and (summary or journal)[2] >= journal[2]):
+            return self.result
+        if self._read is None or journal[0] != self._read[0] or journal[1] < self._read[1]:
+            self._reader, self._history = JournalReader(self._journal), SweepHistory()
+            self._last_ns = 0
+        self._read = journal
+        try:
+            for at, record in self._reader.added():
+                self._history.add(at, record)
+                self._last_ns = max(at, self._last_ns)
+        except LaunchError as problem:
+            self.error = self.error or problem
+        else:
+            if self._history.known.sweep is not None:
+                self.result = summary_of(self._history, self._last_ns)
+        return self.result
+
+    def _read_summary(self) -> tuple[SweepResult | None, LaunchError | None]:
+        try:
+            return read_summary(self._summary), None
+        except OSError as problem:
+            return None, OutputError(self._summary, problem.strerror or str(problem))
+        except ValueError as problem:
+            return None, unreadable(self._summary, str(problem))
+
+
+@dataclass(frozen=True)
+class SweepView:
+    """All that is known of a sweep; `result` is None if nothing is."""
+
+    path: str
+    result: SweepResult | None
+    error: LaunchError | None = None  # what is wrong with its files
+    queue: BatchQueue = field(default_factory=BatchQueue)
+    hide: Callable[[str], str] = str
+
+    @cached_property
+    def is_submitted(self) -> bool:
+        """Whether its jobs are, or were, in the queue of a cluster."""
+        return is_submitted(self.path)
+
+    @cached_property
+    def _state(self) -> str:
+        """What its launcher does, or did."""
+        state = state_of(lock_of("sweep", self.path))
+        code = None if self.result is None else self.result.exit_code
+        if state == "running" or code is None:
+            return state
+        return state_of_code(code) if code == 0 or code > 128 else "failed"
+
+    @cached_property
+    def entry(self) -> ListEntry:
+        """What became of it."""
+        path, result = self.path, self.result
+        journal = os.path.join(path, JOURNAL)
+        if result is None:
+            began_ns = changed_ns(journal)
+            return ListEntry("sweep", path, "unknown", started_ns=began_ns, error=self.error)
+        state, started_ns, seconds = self._state, result.started_ns or None, result.seconds
+        if state in {"running", "died"} and started_ns is not None:
+            last = time.time_ns() if state == "running" else changed_ns(journal)
+            seconds = max(0, (last or started_ns) - started_ns) / 1e9
+        entry = ListEntry(
+            "sweep",
+            path,
+            state,
+            exit_code=result.exit_code,
+            started_ns=started_ns,
+            seconds=seconds,
+            error=self.error,
+            given=result.command,
+        )
+        if self.is_submitted:
+            return _with_submitted(entry, self.jobs)
+        counts = Counter(_state_of_job(job, state) for job in result.jobs)
+        # a job is composed when it is its turn
+        if (rest := result.planned - len(result.jobs)) > 0:
+            counts["waiting" if state == "running" else "not_run"] += rest
+        return structs.replace(entry, counts=counts)
+
+    @cached_property
+    def jobs(self) -> tuple[ListEntry, ...]:
+        """Its jobs by number; of those that were submitted their own directories tell."""
+        return () if self.result is None else tuple(map(self._job, self.result.jobs))
+
+    def _job(self, job: JobHistory) -> ListEntry:
+        # what was not submitted goes on with the launcher alone
+        ended, state = job.result, _state_of_job(job, self._state)
+        seconds = None if ended is None else ended.seconds
+        if state == "running" and job.started_ns:
+            seconds = max(0, time.time_ns() - job.started_ns) / 1e9
+        entry = ListEntry(
+            "job",
+            os.path.join(self.path, job.directory) if job.directory else self.path,
+            state,
+            exit_code=None if ended is None else ended.exit_code,
+            started_ns=job.started_ns or None,
+            seconds=seconds,
+            attempts=job.tries,
+            root_cause=(ended.root_cause if ended is not None else "") or job.reason,
+            value=job.value,
+            number=job.job,
+            given=job.overrides,
+        )
+        if not (self.is_submitted and job.directory):
+            return entry
+        found = FoundDirectory(entry.path, "run", contents_of(entry.path)[0])
+        if SUBMISSION in found.names:
+            run, _ = read_run(found, self.queue)
+        elif job.state != "started" or is_held(lock_of("run", entry.path)):
+            return entry
+        else:
+            submission = self._submission_of(job.job, entry.path)
+            if submission is None:
+                # written down before it was submitted, which it was not
+                state = "waiting" if self._state == "running" else "not_run"
+                return structs.replace(entry, state=state)
+            run, _ = read_submitted(found, submission, self.queue)
+        return structs.replace(run, kind="job", number=entry.number, given=entry.given)
+
+    @cached_property
+    def _tasks(self) -> Mapping[int, tuple[Submission, int]]:
+        """By number of a job the array that it was to go with, and its place in that."""
+        # nearly no sweep that was submitted was broken off meanwhile
+        from lllaunch.sweep.arrays import known_arrays  # noqa: PLC0415
+
+        return {
+            each.number: (array.submission, index)
+            for array in known_arrays(os.path.abspath(self.path))
+            for index, task in enumerate(array.tasks)
+            for each in task
+        }
+
+    def _submission_of(self, number: int, directory: str) -> Submission | None:
+        """Return what was submitted of a job whose launcher did not come to write it down.
+
+        Returns None if it was not, as far as anybody knows.
+        """
+        if number not in self._tasks:
+            return None
+        array, index = self._tasks[number]
+        of_array = array.job or self.queue.array_in(array.directory)
+        known = f"{of_array}_{index}" if of_array else account_of(directory).job
+        if not (known and self.queue.with_id(known)) and not read_history(directory):
+            return None
+        return structs.replace(array, job=known, directory="")
+
+    @cached_property
+    def timeline(self) -> SweepTimeline:
+        """What happened when, as far as its journal can be read."""
+        live = state_of(lock_of("sweep", self.path)) == "running"
+
+        def entries() -> Iterator[JournalEntry]:
+            with contextlib.suppress(LaunchError):
+                yield from read_journal(os.path.join(self.path, JOURNAL))
+
+        return sweep_in_time(entries(), time.time_ns() if live else None, self.hide)
+
+
+def view_sweep(
+    path: str, hide: Callable[[str], str] | None = None, queue: BatchQueue | None = None
+) -> SweepView:
+    """Read what became of a sweep, without secrets; never raises.
+
+    ``hide``: what takes them out, if that is known already.
+    """
+    hide = redactor_of(path, os.environ) if hide is None else hide
+    files = SweepFiles(path)
+    result = files.look()
+    if result is not None and hide is not str:
+        command = tuple(map(hide, redacted_overrides(result.command)))
+        jobs = tuple(without_secrets(job, hide) for job in result.jobs)
+        result = structs.replace(result, jobs=jobs, command=command)
+    return SweepView(path, result, files.error, queue or BatchQueue(), hide)
+
+
+def is_submitted(sweep: str) -> bool:
+    """Return whether the jobs of a sweep are, or were, in the queue of a cluster."""
+    return os.path.isdir(os.path.join(sweep, ARRAYS))
+
+
+def _with_submitted(sweep: ListEntry, jobs: Sequence[ListEntry]) -> ListEntry:
+    """Return what is known of a sweep whose jobs go on without its launcher."""
+    counts = Counter(job.state for job in jobs)
+    said = Counter(job.queue.partition(" (")[0] for job in jobs if job.queue)
+    queue = ", ".join(f"{number} {state}" for state, number in sorted(said.items()))
+    sweep = structs.replace(sweep, counts=counts, queue=queue)
+    if queue:
+        goes_on = sweep.state == "running" or counts["running"]
+        seconds = None if sweep.started_ns is None else (time.time_ns() - sweep.started_ns) / 1e9
+        state = "running" if goes_on else "queued"
+        return structs.replace(sweep, state=state, exit_code=None, seconds=seconds)
+    broken_off = sweep.state == "signalled" or (sweep.exit_code is None and counts["not_run"])
+    if sweep.state == "running" or broken_off or counts.keys() <= {"waiting", "not_run"}:
+        return sweep
+    # its jobs went on without the launcher, which has written the last line long before
+    ends = [job.started_ns + job.seconds * 1e9 for job in jobs if job.started_ns and job.seconds]
+    if sweep.started_ns is not None and ends:
+        seconds = max(sweep.seconds or 0.0, (max(ends) - sweep.started_ns) / 1e9)
+        sweep = structs.replace(sweep, seconds=seconds)
+    well = counts.keys() <= {"succeeded"}
+    state, code = ("succeeded", ExitCode.SUCCESS) if well else ("failed", ExitCode.SWEEP)
+    return structs.replace(sweep, state=state, exit_code=int(code))
+
+
+def _state_of_job(job: JobHistory, sweep: str) -> str:
+    if job.state in {"composed", "skipped"}:
+        return "waiting" if sweep == "running" else "not_run"
+    if job.state == "started":
+        return "running" if sweep == "running" else "died"
+    return job.state if job.state in MEANINGS else "unknown"
+
+
+def without_secrets(job: JobHistory, hide: Callable[[str], str]) -> JobHistory:
+    """Return what is known of a job without secrets."""
+    value = job.return_value
+    return structs.replace(
+        job,
+        overrides=tuple(map(hide, redacted_overrides(job.overrides))),
+        reason=hide(job.reason),
+        root_cause=hide(job.root_cause),
+        return_value=None if value is None else json.dumps(hidden(json.loads(value), hide)),
+    )
+
+
+# In time
+
+SlotKind = Literal["gpu", "cpu", "job"]
+"""What tries are laid out on: GPUs, cores, or places for jobs that held neither."""
+
+
+class JobTry(JobHistory, frozen=True):
+    """One try of one job: what was known of the job by then, without secrets."""
+
+    end_ns: int = 0  # when it had ended; of one that goes on, the last moment that is known of
+    fate: str = ""  # the `state` of its result; ``running`` while it goes on, ``lost`` if unknown
+
+    @property
+    def start_ns(self) -> int:
+        """When it began."""
+        return self.started_ns
+
+    @property
+    def number(self) -> int:
+        """Which try of the job it is, from 0."""
+        return max(0, self.tries - 1)
+
+
+@dataclass(frozen=True)
+class SlotTrack:
+    """Tries that came one after the other."""
+
+    kind: SlotKind
+    name: str
+    tries: tuple[JobTry, ...] = ()
+
+
+class SweepTimeline(NamedTuple):
+    """A sweep in time."""
+
+    start_ns: int
+    end_ns: int  # when it was over; of one that goes on, now; else the last moment that is known of
+    over: bool
+    tries: tuple[JobTry, ...] = ()
+    slots: Lease = Lease()
+    resumed_ns: tuple[int, ...] = ()
+
+
+def sweep_in_time(
+    entries: Iterable[JournalEntry], now_ns: int | None, hide: Callable[[str], str] = str
+) -> SweepTimeline:
+    """Return what the entries of a journal come to; `now_ns` is the time if it goes on. Pure."""
+    history = SweepHistory()
+    first_ns = last_ns = 0
+    over: list[tuple[JobHistory, int, str]] = []
+    running: dict[int, JobHistory] = {}
+    resumed_ns: list[int] = []
+    for at, record in entries:
+        first_ns, last_ns = min(at, first_ns or at), max(at, last_ns)
+        if isinstance(record, (Resumed, OverRecord)):
+            # of what was not told to have ended the launcher was gone before it
+            over += [(job, at, "lost") for job in running.values()]
+            running.clear()
+        elif isinstance(record, StartedRecord) and record.job in running:
+            over.append((running[record.job], at, "lost"))
+        history.add(at, record)
+        if isinstance(record, Resumed):
+            resumed_ns.append(at)
+        elif isinstance(record, StartedRecord):
+            running[record.job] = history.jobs[record.job]
+        elif isinstance(record, EndedRecord) and running.pop(record.job, None) is not None:
+            over.append((history.jobs[record.job], at, record.result.state))
+    end_ns, fate = max(last_ns, now_ns or 0), "lost" if now_ns is None else "running"
+    over += [(job, end_ns, fate) for job in running.values()]
+    tries = (
+        JobTry(
+            **structs.asdict(without_secrets(job, hide)),
+            end_ns=max(job.started_ns, at),
+            fate=fate,
+        )
+        for job, at, fate in over
+    )
+    return SweepTimeline(
+        first_ns,
+        end_ns,
+        now_ns is None,
+        tuple(sorted(tries, key=lambda each: (each.start_ns, each.job))),
+        history.known.slots or Lease(),
+        tuple(resumed_ns),
+    )
+
+
+_KINDS: tuple[SlotKind, ...] = ("gpu", "cpu", "job")
+
+
+def tracks_of(timeline: SweepTimeline) -> tuple[SlotTrack, ...]:
+    """Return tries on what they held: on each of its GPUs, else on each of its cores. Pure.
+
+    A job that held nothing (on a cluster, or one that asks for nothing) is where there is room.
+    What the sweep could have leased has a track even if nothing ran there.
+
+    Returns GPUs, then cores, then places. If tries on one GPU overlap, which they do only if a
+    clock was set meanwhile, it has several tracks.
+    """
+    found: dict[tuple[SlotKind, str], list[list[JobTry]]] = {}
+    for gpu in timeline.slots.gpus:
+        found["gpu", gpu] = [[]]
+    on_cores = any(each.lease.cpus and not each.lease.gpus for each in timeline.tries)
+    for core in timeline.slots.cpus if on_cores else ():
+        found["cpu", str(core)] = [[]]
+    for each in timeline.tries:
+        kind, names = _held(each)
+        for name in names:
+            place(found.setdefault((kind, name), [[]]), each)
+    tracks = [
+        SlotTrack(kind, str(at) if kind == "job" else name, tuple(line))
+        for (kind, name), lines in found.items()
+        for at, line in enumerate(lines)
+    ]
+    return tuple(sorted(tracks, key=_order))
+
+
+def _order(track: SlotTrack) -> tuple[int, int, str]:
+    number = int(track.name) if track.name.isdecimal() and track.name.isascii() else -1
+    # as the sweep named its GPUs: those that have no numbers stay in its order
+    return _KINDS.index(track.kind), number, "" if number < 0 else track.name
+
+
+def _held(each: JobTry) -> tuple[SlotKind, Sequence[str]]:
+    if each.lease.gpus:
+        return "gpu", tuple(dict.fromkeys(each.lease.gpus))
+    if each.lease.cpus:
+        return "cpu", tuple(str(core) for core in dict.fromkeys(each.lease.cpus))
+    return "job", ("",)
+
+
+class _Lasting(Protocol):
+    @property
+    def start_ns(self) -> int: ...
+    @property
+    def end_ns(self) -> int: ...
+
+
+T = TypeVar("T", bound=_Lasting)
+
+
+def place(lines: list[list[T]], each: T) -> None:
+    """Put what lasts on the first line that is free by then, a new one if none is."""
+    for line in lines:
+        if not line or line[-1].end_ns <= each.start_ns:
+            line.append(each)
+            return
+    lines.append([each])
