@@ -15,7 +15,7 @@ from lllaunch.console.table import decoded
 from lllaunch.documents import signal_name
 from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.sweep.pool import Lease
-from lllaunch.sweep.protocol import JobPrinted, JobProgressed
+from lllaunch.sweep.protocol import JobPrinted, JobProgressed, Prepared
 from lllaunch.sweep.schedule import Durations, SweepPolicy, expected_left
 from lllaunch.text import duration, plain, printable, spans
 from lllaunch.words import (
@@ -331,6 +331,7 @@ _TOO_EARLY = (
 
 _ACTIONS: dict[type, Callable[[Board, Any, float], None]] = {
     v.JobComposed: Board._composed,
+    Prepared: Board._composed,
     v.JobBroken: Board._composed,
     v.StartJob: Board._start,
     v.JobNotStarted: Board._not_started,

@@ -21,11 +21,12 @@ from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, SlotWatch
 from lllaunch.sweep.loop import Executor
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.processes import ForkFailed, JobProcess, Remains, TooFewFiles, Work
-from lllaunch.sweep.protocol import Broken, Prepared
+from lllaunch.sweep.protocol import Prepared
 from lllaunch.sweep.schedule import by_signal
 
 if TYPE_CHECKING:
     from lllaunch.linux.process import HasFileno
+    from lllaunch.sweep.protocol import Answer
 
 # How long a job may take to be gone after SIGKILL, and what it started after its own end.
 KILL_SECONDS = 15.0
@@ -36,11 +37,10 @@ _ABANDON_SECONDS = 30.0
 class LocalExecutor(Executor):
     """The jobs of a sweep in processes of this machine; they die with the thread that forks them.
 
-    ``work``: its warm spawners stay the caller's, for another sweep. ``review``: called with a job
-    that has been composed for the first time, without its payload; what it returns counts (its
-    ``warm`` must stay), until the job is composed again for another attempt: that is not reviewed.
-    ``captures``: whether what jobs print goes to the onlooker, else to where this process's does.
-    ``label``: gives the overrides of a job, redacted, for one that dies before it can say them.
+    ``work``: its warm spawners stay the caller's, for another sweep. ``review``: called with the
+    first answer of a job, without its payload; what it returns counts (its ``warm`` must stay),
+    until the job is composed again for another attempt: that is not reviewed. ``captures``: whether
+    what jobs print goes to the onlooker, else to where this process's does.
     """
 
     def __init__(
@@ -48,9 +48,8 @@ class LocalExecutor(Executor):
         work: Work,
         leases: Leases,
         *,
-        review: Callable[[int, Prepared], Prepared | Broken] | None = None,
+        review: Callable[[Answer], Answer] = lambda answer: answer,
         captures: bool = False,
-        label: Callable[[int], Sequence[str]] | None = None,
     ) -> None:
         self.slots = work.machine.everything
         self._marks = (os.urandom(8).hex(), os.urandom(8).hex())
@@ -59,7 +58,6 @@ class LocalExecutor(Executor):
         self._leases = leases
         self._review = review
         self._captures = captures
-        self._label = label
         self._ignored = ignored_at_start()
         self._jobs: dict[int, JobProcess] = {}
         # One that has been asked for; others are composed again, for another attempt.
@@ -164,7 +162,7 @@ class LocalExecutor(Executor):
             return  # It could not be composed again, and ends by itself.
         assert job.lease is not None
         try:
-            self.sweep.records.starts(job.number, job.answer, job.attempt, job.lease, job.pid)
+            self.sweep.records.starts(job.answer, job.attempt, job.lease, job.pid)
         except OutputError as error:
             self._take_back(job.number, job.lease, error)
             return
@@ -231,29 +229,12 @@ class LocalExecutor(Executor):
                 self._begin(job)
             return
         self._composing = None
-        refused = isinstance(job.answer, Broken)
-        if isinstance(job.answer, Prepared) and self._review is not None:
-            job.answer = self._review(job.number, job.answer)
-        answer = job.answer
-        if isinstance(answer, Prepared):
-            self.sweep.records.composed(job.number, answer)
-            self.sweep.tell(
-                v.JobComposed(job.number, answer.need, answer.overrides, answer.directory)
-            )
-            return
-        assert answer is not None
-        del self._jobs[job.number]
-        job.end(self.sweep.observe, by_itself=refused)
-        self._broken(job.number, answer)
-
-    def _broken(self, number: int, answer: Broken) -> None:
-        if self._label is not None and not answer.overrides:
-            # it came to say nothing
-            answer = structs.replace(answer, overrides=tuple(self._label(number)))
-        self.sweep.records.composed(number, answer)
-        self.sweep.tell(
-            v.JobBroken(number, answer.exit_code, answer.why, answer.overrides, answer.directory)
-        )
+        assert job.answer is not None
+        said, job.answer = job.answer, self._review(job.answer)
+        if isinstance(job.answer, v.JobBroken):
+            del self._jobs[job.number]
+            job.end(self.sweep.observe, by_itself=job.answer is said)
+        self.sweep.composed(job.answer)
 
     def _ended(self, job: JobProcess) -> None:
         """The process of a job has ended."""
@@ -262,7 +243,8 @@ class LocalExecutor(Executor):
             self._composing = None
             self._drop(job)
             code = job.exit_code if by_signal(job.exit_code) else 1
-            self._broken(job.number, Broken(code, "its process ended while it was composed"))
+            broken = v.JobBroken(job.number, code, "its process ended while it was composed")
+            self.sweep.composed(self._review(broken))
         elif job.lease is None:
             # Killed while it waited. It is forked again when it is its turn.
             self._drop(job)
@@ -298,7 +280,7 @@ class LocalExecutor(Executor):
             assert isinstance(answer, Prepared)
             directory = answer.directory
             why = why or ("" if exit_code else "its process ended without a result")
-        elif isinstance(answer, Broken):
+        elif isinstance(answer, v.JobBroken):
             exit_code, why = answer.exit_code, answer.why
         else:
             why = f"its process ended (exit code {exit_code}) while it was composed again"

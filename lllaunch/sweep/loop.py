@@ -60,9 +60,9 @@ class JobsLeft(Exception):
 class Executor:
     """Where the jobs of a sweep run.
 
-    It does what the scheduler decides, and tells what comes of it with `Sweep.tell`, at once or
-    later: of `compose` a `JobComposed` or `JobBroken`, of `start` a `JobEnded` or
-    `JobNotStarted`. What an executor has nothing to do for it leaves out.
+    It does what the scheduler decides, and tells what comes of it, at once or later: of `compose`
+    with `Sweep.composed`, of `start` with `Sweep.tell` a `JobEnded` or `JobNotStarted`. What an
+    executor has nothing to do for it leaves out.
     """
 
     sweep: Sweep
@@ -287,6 +287,11 @@ class Sweep:
         self.tell(v.Abandoned())
 
     # Events and actions
+
+    def composed(self, answer: v.JobComposed | v.JobBroken) -> None:
+        """A job that was to be composed is, or cannot be."""
+        self.records.composed(answer)
+        self.tell(answer)
 
     def tell(self, event: v.SweepEvent) -> None:
         """Tells an event when all that follows from earlier ones is done."""

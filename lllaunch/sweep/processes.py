@@ -58,7 +58,6 @@ from lllaunch.sweep.protocol import (
     Answer,
     Apart,
     BeginJob,
-    Broken,
     JobMessage,
     JobNotRun,
     JobPrinted,
@@ -67,6 +66,7 @@ from lllaunch.sweep.protocol import (
     OutputPipe,
     Prepared,
 )
+from lllaunch.sweep.schedule import JobBroken
 
 if TYPE_CHECKING:
     from lllaunch.sweep.leases import Leases
@@ -144,10 +144,11 @@ def _work(work: Work, place: ForkInheritance) -> int:
     try:
         answer = work.prepare(place.number)
     except LaunchError as error:
-        answer = Broken(error.exit_code, str(error))
+        answer = JobBroken(place.number, error.exit_code, str(error))
     except Exception as error:  # noqa: BLE001 - whatever the caller's code raises
         traceback.print_exc()
-        answer = Broken(1, traceback.format_exception_only(error)[-1].strip())
+        why = traceback.format_exception_only(error)[-1].strip()
+        answer = JobBroken(place.number, 1, why)
     _send(channel, answer)
     if not isinstance(answer, Prepared):
         return answer.exit_code
@@ -472,7 +473,7 @@ class JobProcess:
             return
         for message in self.channel.receive():
             match as_record(message.header, JobMessage):
-                case Prepared() | Broken() as answer:
+                case Prepared() | JobBroken() as answer:
                     self.answer = answer
                 case Apart():
                     self.apart = True

@@ -1,7 +1,7 @@
 """What the process of a job and its launcher say to each other: the answer, the lease, the lines.
 
-A job says first what composing it yielded (`Prepared`, `Broken`), and is sent its lease when it may
-begin. What it prints is read line by line, so that the output of parallel jobs never mixes.
+A job says first what composing it yielded (`Answer`), and is sent its lease when it may begin. What
+it prints is read line by line, so that the output of parallel jobs never mixes.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from lllaunch.documents import Number, Record
-from lllaunch.errors import Diagnostic
 from lllaunch.spawner.interpreter import acts_at_import
 from lllaunch.sweep.machine import VISIBLE
-from lllaunch.sweep.pool import Lease, Need
+from lllaunch.sweep.pool import Lease
+from lllaunch.sweep.schedule import JobBroken, JobComposed
 
 
 class SpawnerKey(Record, frozen=True):
@@ -59,15 +59,11 @@ class SpawnerKey(Record, frozen=True):
         return {name: text for name, text in changed.items() if text is not None}
 
 
-class Prepared(Record, frozen=True, tag="prepared"):
+class Prepared(JobComposed, frozen=True, tag="prepared"):
     """A job that is composed, and what its launcher has to know of it."""
 
     BESIDE = frozenset({"payload"})
 
-    need: Need = Need()
-    overrides: tuple[str, ...] = ()
-    # where its result.json will be; relative to the sweep's directory or absolute
-    directory: str = ""
     fingerprint: str | None = None  # `lllaunch.sweep.fingerprint.job_key`, or None
     # what that was made from, plain data for the journal, or None if it is not kept
     config: Mapping[str, Any] | None = None
@@ -78,20 +74,7 @@ class Prepared(Record, frozen=True, tag="prepared"):
     patience: float | None = None
 
 
-class Broken(Record, frozen=True, tag="broken"):
-    """A job that cannot run."""
-
-    BESIDE = frozenset({"problems"})
-
-    exit_code: int  # what a run of this config alone would end with: 1 or 2
-    why: str
-    overrides: tuple[str, ...] = ()
-    directory: str = ""
-    # what of that is known to stand in a file; it stays in the job's process
-    problems: tuple[Diagnostic, ...] = ()
-
-
-Answer = Prepared | Broken
+Answer = Prepared | JobBroken
 """What ``prepare`` returns."""
 
 
@@ -120,7 +103,7 @@ class JobProgressed(Record, frozen=True, tag="progress"):
     eta: Number | None = None  # seconds that the rest will take about, or None
 
 
-JobMessage = Prepared | Broken | Apart | JobNotRun | Adopted | JobProgressed
+JobMessage = Prepared | JobBroken | Apart | JobNotRun | Adopted | JobProgressed
 """What a job says to its launcher."""
 
 

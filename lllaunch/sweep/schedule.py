@@ -24,6 +24,7 @@ from typing import NamedTuple
 from msgspec import Struct, field
 
 from lllaunch.documents import Record
+from lllaunch.errors import Diagnostic
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.spec import RestartCause
 from lllaunch.sweep.pool import Lease, Need, Pool, fits, never_fits, without
@@ -147,14 +148,16 @@ class JobComposed(SweepEvent, frozen=True):
     """The next job is composed, and its config is good. Answers `ComposeNext`."""
 
     number: int
-    need: Need
-    # for those who look on: its overrides, redacted, and where its result.json will be
-    overrides: tuple[str, ...] = ()
+    need: Need = Need()
+    overrides: tuple[str, ...] = ()  # redacted
+    # where its result.json will be; relative to the sweep's directory or absolute
     directory: str = ""
 
 
-class JobBroken(SweepEvent, frozen=True):
+class JobBroken(SweepEvent, frozen=True, tag="broken"):
     """The next job could not be composed, or its config is wrong. Answers `ComposeNext`."""
+
+    BESIDE = frozenset({"problems"})
 
     number: int
     # what a run of this config alone would end with, 1 or 2; 128+N if signal N ended the process
@@ -163,6 +166,8 @@ class JobBroken(SweepEvent, frozen=True):
     why: str = ""
     overrides: tuple[str, ...] = ()  # as those of `JobComposed`
     directory: str = ""
+    # what of that is known to stand in a file; it stays in the job's process
+    problems: tuple[Diagnostic, ...] = ()
 
 
 class SlotsFreed(SweepEvent, frozen=True):

@@ -49,7 +49,7 @@ from lllaunch.sweep.journal import (
     StartedRecord,
     read_configs,
 )
-from lllaunch.sweep.protocol import Answer, Prepared
+from lllaunch.sweep.protocol import Prepared
 from lllaunch.sweep.resume import plan_resume
 from lllaunch.sweep.schedule import by_signal, cause_of
 from lllaunch.text import first_line
@@ -314,18 +314,11 @@ class JobRecords:
         # Composed, and not in the journal yet.
         self._ahead: dict[int, ComposedRecord] = {}
 
-    def composed(self, number: int, answer: Answer) -> None:
+    def composed(self, answer: v.JobComposed | v.JobBroken) -> None:
         """A job was composed; the journal gets that when the job starts, or is settled."""
-        self._ahead[number] = self._record(number, answer)
+        self._ahead[answer.number] = self._record(answer)
 
-    def starts(
-        self,
-        number: int,
-        answer: Prepared,
-        attempt: int,
-        lease: Lease,
-        pid: int | None,
-    ) -> None:
+    def starts(self, answer: Prepared, attempt: int, lease: Lease, pid: int | None) -> None:
         """A job is let begin, or put into a queue, as soon as this returns.
 
         ``pid``: of its process; None if it is not on this machine.
@@ -333,8 +326,8 @@ class JobRecords:
         Raises:
             OutputError: the journal cannot be written; this can be tried again.
         """
-        self._ahead.pop(number, None)
-        self._keep(self._record(number, answer))
+        self._ahead.pop(answer.number, None)
+        self._keep(self._record(answer))
         if answer.directory:
             directory = os.path.join(self._base, answer.directory)
             forget_result(directory)
@@ -342,7 +335,7 @@ class JobRecords:
                 # in a batch job, where there is no journal, it is this one's
                 forget_submission(directory)
         if self._journal is not None:
-            self._journal.append(StartedRecord(number, attempt, lease, pid))
+            self._journal.append(StartedRecord(answer.number, attempt, lease, pid))
 
     def ended(
         self, number: int, attempt: int, directory: str, exit_code: int, why: str
@@ -426,12 +419,12 @@ class JobRecords:
         if self._journal is not None:
             self._journal.keep(record)
 
-    def _record(self, number: int, answer: Answer) -> ComposedRecord:
+    def _record(self, answer: v.JobComposed | v.JobBroken) -> ComposedRecord:
         directory = answer.directory
         if os.path.isabs(directory):
             relative = os.path.relpath(directory, self._base)
             directory = directory if relative.split(os.sep)[0] == os.pardir else relative
-        composed = ComposedRecord(number, answer.overrides, directory)
+        composed = ComposedRecord(answer.number, answer.overrides, directory)
         if not isinstance(answer, Prepared):
             return composed
         return replace(composed, fingerprint=answer.fingerprint, config=answer.config)

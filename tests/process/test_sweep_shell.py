@@ -27,7 +27,7 @@ from lllaunch.spawner.forks import STOP_AND_CONTINUE
 from lllaunch.sweep.journal import read_configs
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.processes import JobProcess, TooFewFiles
-from lllaunch.sweep.protocol import Answer, Broken, JobPrinted, Prepared
+from lllaunch.sweep.protocol import Answer, JobPrinted, Prepared
 from lllaunch.sweep.schedule import Retries, SweepPolicy
 
 
@@ -76,7 +76,7 @@ def test_jobs_run_side_by_side_and_slots_are_refilled(played: Played) -> None:
     # what a job just released is never seen as somebody else's
     assert not played.of(v.JobNotStarted)
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == before
-    assert [one.number for one in played.of(v.JobComposed)] == numbers
+    assert [one.number for one in played.of(Prepared)] == numbers
     assert len(played.of(v.BeginSweep)) == 1
 
 
@@ -88,8 +88,8 @@ def many_ways_to_prepare(number: int) -> Answer:
     if number == 7:
         die()
     others: dict[int, Answer] = {
-        8: Prepared(Need(9), ("a=8",), "8"),
-        9: Broken(2, "broken", ("a=9",), "9"),
+        8: Prepared(8, Need(9), ("a=8",), "8"),
+        9: v.JobBroken(9, 2, "broken", ("a=9",), "9"),
     }
     return others[number] if number in others else each()(number)
 
@@ -391,7 +391,7 @@ def test_a_job_that_dies_while_composed_ends_no_other_job(played: Played) -> Non
 
 
 def test_a_config_larger_than_the_socket(played: Played) -> None:
-    job = Prepared(Need(1), config={"text": "x" * 2_000_000})
+    job = Prepared(0, Need(1), config={"text": "x" * 2_000_000})
     assert played.sweep(3, each(job), lambda *_: 0).exit_code == 0
     config = read_configs(played.journal.path, {2})[2]
     assert config is not None
@@ -403,15 +403,17 @@ def test_a_job_is_reviewed_once(played: Played, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("lllaunch.sweep.processes._REAP_SECONDS", 10 * WAIT)
     seen: list[tuple[int, Prepared]] = []
 
-    def review(number: int, job: Prepared) -> Prepared | Broken:
+    def review(job: Answer) -> Answer:
+        assert isinstance(job, Prepared)
+        number = job.number
         seen.append((number, job))
         if number == 1:
-            return Broken(2, "as job 0", ("a=1",), "same")
+            return v.JobBroken(job.number, 2, "as job 0", ("a=1",), "same")
         return structs.replace(job, directory=f"reviewed{number}")
 
     def prepare(number: int) -> Answer:
         print(f"composed {number}", flush=True)
-        return structs.replace(ONE, directory="same", payload=number)
+        return structs.replace(ONE, number=number, directory="same", payload=number)
 
     def run(number: int) -> int:
         place = played.place / f"reviewed{number}"
@@ -426,9 +428,11 @@ def test_a_job_is_reviewed_once(played: Played, monkeypatch: pytest.MonkeyPatch)
     finish = played.sweep(3, prepare, jobs(run), policy, review=review, captures=True)
     assert finish.exit_code == 6
     assert played.counts() == {"succeeded": 1, "failed": 2}
-    assert seen == [(number, structs.replace(ONE, directory="same")) for number in range(3)]
+    assert seen == [
+        (number, structs.replace(ONE, number=number, directory="same")) for number in range(3)
+    ]
     answers = [fact for fact in played.seen if isinstance(fact, (v.JobComposed, v.JobBroken))]
-    assert [type(fact) for fact in answers] == [v.JobComposed, v.JobBroken, v.JobComposed]
+    assert [type(fact) for fact in answers] == [Prepared, v.JobBroken, Prepared]
     assert played.ends()[1] == ("failed", 2)
     assert JobPrinted(1, 1, b"composed 1") in played.seen
     history = played.history().jobs

@@ -78,7 +78,9 @@ class Warmed(Played):
         def prepare(number: int) -> Answer:
             env = {"OMP_NUM_THREADS": str(threads(number))} if threads else {}
             key = SpawnerKey.of(["slow"], str(self.place), os.environ | env, os.environ)
-            return structs.replace(Prepared(Need(1), warm=key, payload=(number, env)), **fields)
+            return structs.replace(
+                Prepared(number, Need(1), warm=key, payload=(number, env)), **fields
+            )
 
         return prepare
 

@@ -27,7 +27,7 @@ from lllaunch.sweep.spawner_pool import SpawnerPool
 
 # of this process only: tests may run side by side
 NAMES = [f"{name}-{os.getpid()}" for name in "abcd"]
-ONE = Prepared(Need(1))
+ONE = Prepared(0, Need(1))
 NEVER_AGAIN = Retries(hang=0, signal=0)
 
 Execute = Callable[[Prepared, Lease, "Spawner | None"], int]
@@ -38,7 +38,7 @@ def machine(gpus: int = 2) -> SweepMachine:
 
 
 def each(job: Prepared = ONE) -> Callable[[int], Answer]:
-    return lambda number: structs.replace(job, payload=number)
+    return lambda number: structs.replace(job, number=number, payload=number)
 
 
 class Played:

@@ -24,7 +24,7 @@ from lllaunch.app.sweeping.probes import (
 )
 from lllaunch.app.sweeping.sweeper import completed, grid
 from lllaunch.errors import ConfigError, Diagnostic
-from lllaunch.sweep.protocol import Broken
+from lllaunch.sweep.schedule import JobBroken
 
 
 @given(st.lists(st.lists(st.integers(), max_size=4), max_size=4))
@@ -60,8 +60,8 @@ class Loader:
 
 
 def test_what_is_wrong_with_many_jobs_is_told_once() -> None:
-    faults = {f"job {number}": Broken(2, "no\nnot at all") for number in range(9)}
-    error = SweepRefused({**faults, "job 10": Broken(1, "else")})
+    faults = {f"job {number}": JobBroken(number, 2, "no\nnot at all") for number in range(9)}
+    error = SweepRefused({**faults, "job 10": JobBroken(10, 1, "else")})
     assert error.exit_code == 2
     assert str(error).splitlines() == [
         "nothing was started",

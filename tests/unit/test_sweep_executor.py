@@ -29,11 +29,10 @@ class Queue(Executor):
         self._signum, self._leaves = signum, leaves
 
     def compose(self, number: int) -> None:
-        self.sweep.records.composed(number, Prepared(overrides=(f"x={number}",)))
-        self.sweep.tell(v.JobComposed(number, Need(cpus=1)))
+        self.sweep.composed(v.JobComposed(number, Need(cpus=1), (f"x={number}",)))
 
     def start(self, start: v.StartJob) -> None:
-        self.sweep.records.starts(start.number, Prepared(), start.attempt, start.lease, None)
+        self.sweep.records.starts(Prepared(start.number), start.attempt, start.lease, None)
         self.started.append(start)
         self.most = max(self.most, len(self.started))
 

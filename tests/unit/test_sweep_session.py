@@ -390,8 +390,8 @@ def written(tmp_path: Path) -> Iterator[Written]:
 
 def begun(written: Written, directory: str = "", attempt: int = 0) -> None:
     """Let the journal know of a job that runs."""
-    answer = Prepared(Need(1), ("a=1",), directory, "f", {"a": 1})
-    written.writer.starts(5, answer, attempt, Lease(("g",)), 77)
+    answer = Prepared(5, Need(1), ("a=1",), directory, "f", {"a": 1})
+    written.writer.starts(answer, attempt, Lease(("g",)), 77)
 
 
 def test_a_job_is_composed_and_started_once_an_attempt(written: Written) -> None:
@@ -472,10 +472,10 @@ def test_the_result_of_an_earlier_attempt_does_not_count(written: Written) -> No
 
 
 def test_what_is_settled_before_its_start(written: Written) -> None:
-    written.writer.composed(1, Prepared(overrides=("a=1",)))
+    written.writer.composed(Prepared(1, overrides=("a=1",)))
     written.writer.settled(v.Settle(1, v.JobState.NOT_RUN))
     assert written.records() == [ComposedRecord(1, ("a=1",), "", None), Skipped(1, "not_run")]
-    written.writer.composed(2, Prepared(overrides=("a=2",)))
+    written.writer.composed(Prepared(2, overrides=("a=2",)))
     written.writer.settled(v.Settle(2, v.JobState.FAILED, exit_code=2, why="needs 9 GPUs"))
     assert written.records()[2:] == [
         ComposedRecord(2, ("a=2",), "", None),

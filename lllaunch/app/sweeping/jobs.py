@@ -32,7 +32,8 @@ from lllaunch.spec import rank_key
 from lllaunch.sweep.fingerprint import job_config, job_key, worth_keeping
 from lllaunch.sweep.machine import VISIBLE
 from lllaunch.sweep.pool import Need, need_of
-from lllaunch.sweep.protocol import Broken, Prepared, SpawnerKey
+from lllaunch.sweep.protocol import Answer, Prepared, SpawnerKey
+from lllaunch.sweep.schedule import JobBroken
 from lllaunch.sweep.session import id_of
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ class SweepJobs:
 
     def prepare(
         self, overrides: Sequence[str], labels: Sequence[str], number: int, directory: str | None
-    ) -> Prepared | Broken:
+    ) -> Answer:
         """Composes a job for `lllaunch.sweep.loop.Sweep`."""
         shown = tuple(labels)
         with noting_variables():
@@ -200,10 +201,12 @@ class SweepJobs:
             except LaunchError as error:
                 text = without_variables(str(error))
                 problems = getattr(error, "problems", ())
-                return Broken(error.exit_code, text, shown, directory or "", problems)
+                return JobBroken(number, error.exit_code, text, shown, directory or "", problems)
             except Exception as error:  # noqa: BLE001 - of Hydra, OmegaConf and resolvers
-                return Broken(1, without_variables(message_of(error)), shown, directory or "")
+                text = without_variables(message_of(error))
+                return JobBroken(number, 1, text, shown, directory or "")
         return Prepared(
+            number,
             need=needed(planned.spec, self.machine),
             overrides=shown,
             directory=planned.spec.log_dir,

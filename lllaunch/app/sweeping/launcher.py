@@ -54,8 +54,8 @@ from lllaunch.sweep.loop import Executor, Onlooker, Sweep
 from lllaunch.sweep.machine import SweepMachine, find_machine
 from lllaunch.sweep.objective import Objective, Objectives, as_direction
 from lllaunch.sweep.processes import Work
-from lllaunch.sweep.protocol import Broken, Prepared
-from lllaunch.sweep.schedule import FinishSweep, JobComposed, JobState, Settle
+from lllaunch.sweep.protocol import Answer
+from lllaunch.sweep.schedule import FinishSweep, JobBroken, JobComposed, JobState, Settle
 from lllaunch.sweep.session import Batch, SweepSession, id_of
 from lllaunch.sweep.spawner_pool import SpawnerPool
 from lllaunch.words import RESUME, counted, resume_override, short_overrides, shown_path
@@ -271,7 +271,7 @@ class HydraSweep:
         console: SweepConsole,
         signals: SignalSource,
     ) -> FinishSweep:
-        def prepare(number: int) -> Prepared | Broken:
+        def prepare(number: int) -> Answer:
             """In the process of a job: compose it."""
             index = batch.index(number)
             # where it was tried before, by this launcher or another
@@ -279,6 +279,23 @@ class HydraSweep:
             if directory is not None:
                 directory = os.path.join(self._session.path, directory)
             return self._jobs.prepare(overrides[index], batch.labels[index], number, directory)
+
+        def review(answer: Answer) -> Answer:
+            """Refuse a job that would write where another one does."""
+            number = answer.number
+            if isinstance(answer, JobBroken):
+                # one that was killed came to say nothing
+                label = answer.overrides or tuple(batch.label(number))
+                return structs.replace(answer, overrides=label)
+            other = self._taken.setdefault(answer.directory, number)
+            if other == number:
+                return answer
+            why = (
+                f"hydra.sweep.subdir or launch.log_dir: job {number} would run in the directory of "
+                f"job {other} ({answer.directory}); "
+                "make it depend on the job, as ${hydra:job.num} does"
+            )
+            return JobBroken(number, ExitCode.CONFIG, why, answer.overrides, answer.directory)
 
         def observe(event: object) -> None:
             if isinstance(event, Settle):
@@ -293,33 +310,20 @@ class HydraSweep:
             # only of what goes to a cluster
             from lllaunch.app.sweeping.submitted import SlurmExecutor  # noqa: PLC0415
 
-            given = (session, jobs, policy, batch, prepare, self._review, console.note)
+            given = (session, jobs, policy, batch, prepare, review, console.note)
             executor = SlurmExecutor(*given, self.at_once)
             # of the cluster: it limits what runs at the same time
             policy = policy._replace(max_parallel=None)
         else:
             pins, spawners = self._settings.pin_cpus, self._spawners
             work = Work(prepare, jobs.execute, jobs.machine, spawners, pins, locks=session.locks)
-            executor = LocalExecutor(
-                work, self._leases, review=self._review, captures=True, label=batch.label
-            )
+            executor = LocalExecutor(work, self._leases, review=review, captures=True)
         onlooker = Onlooker(observe, console.tick_in, console.awaited)
         sweep = Sweep(executor, policy, session.journal, onlooker, batch.to_run(), signals)
         try:
             return sweep.run()
         finally:
             self.left = executor.left
-
-    def _review(self, number: int, prepared: Prepared) -> Prepared | Broken:
-        """Refuse a job that would write where another one does."""
-        other = self._taken.setdefault(prepared.directory, number)
-        if other == number:
-            return prepared
-        why = (
-            f"hydra.sweep.subdir or launch.log_dir: job {number} would run in the directory of job "
-            f"{other} ({prepared.directory}); make it depend on the job, as ${{hydra:job.num}} does"
-        )
-        return Broken(ExitCode.CONFIG, why, prepared.overrides, prepared.directory)
 
     def _conclude_quietly(self) -> None:
         """Say what became of all batches; when this is called nothing can be raised any more."""

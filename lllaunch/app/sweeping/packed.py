@@ -98,7 +98,7 @@ def _run(
             # each worker has as many threads as are there for it
             os.environ.setdefault(_THREADS, str(max(1, need.cpus // launch["nproc"])))
         warm = warm_key(again, batch.snapshot, outer)
-        return Prepared(need, tuple(label(number)), directory, payload=again, warm=warm)
+        return Prepared(number, need, tuple(label(number)), directory, payload=again, warm=warm)
 
     def execute(prepared: Prepared, _: Lease, spawner: Spawner | None) -> int:
         """In the process of a job: run it; return its exit code."""
@@ -138,7 +138,7 @@ def _run(
             if batch.early is not None:
                 signal.raise_signal(batch.early)
             console.began(batch.directory, len(jobs), label, policy=policy)
-            executor = LocalExecutor(Work(prepare, execute, machine, spawners), leases, label=label)
+            executor = LocalExecutor(Work(prepare, execute, machine, spawners), leases)
             onlooker = Onlooker(observe, console.tick_in, console.awaited)
             Sweep(executor, policy, None, onlooker, [*jobs], signals).run()
     finally:

@@ -36,7 +36,8 @@ from lllaunch.linux.process import set_parent_death_signal
 from lllaunch.spawner import forks
 from lllaunch.spawner.forks import flush_streams, fork
 from lllaunch.sweep.pool import Need, never_fits
-from lllaunch.sweep.protocol import Answer, Broken, Prepared
+from lllaunch.sweep.protocol import Answer, Prepared
+from lllaunch.sweep.schedule import JobBroken
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -60,7 +61,7 @@ _SHARE = 8
 class SweepRefused(LaunchError):
     """Jobs of a sweep cannot run; nothing was started."""
 
-    faults: Mapping[str, Broken]
+    faults: Mapping[str, JobBroken]
 
     @property
     def exit_code(self) -> int:  # type: ignore[override]
@@ -149,13 +150,13 @@ def probe(
 
     def look(index: int) -> Answer:
         answer = jobs.prepare(overrides[index], labels[index], first + index, None)
-        if isinstance(answer, Broken):
+        if isinstance(answer, JobBroken):
             return answer
         spec = answer.payload.spec
         # what a cluster has is not known here
         why = never_fits(answer.need, room) if spec.cluster is None else ""
         if why:
-            return Broken(int(ExitCode.CONFIG), why)
+            return JobBroken(answer.number, int(ExitCode.CONFIG), why)
         return structs.replace(answer, payload=(plan_hash(spec) if locked else "", spec.cluster))
 
     # a process has its own imports to make: not for a few jobs
@@ -163,7 +164,7 @@ def probe(
     with contextlib.closing(map_in_forks(look, chosen, processes)) as answers:
         found = dict(zip(chosen, answers, strict=True))
     faults = {
-        name_of(labels[index]): each for index, each in found.items() if isinstance(each, Broken)
+        name_of(labels[index]): each for index, each in found.items() if isinstance(each, JobBroken)
     }
     if faults:
         raise SweepRefused(faults)

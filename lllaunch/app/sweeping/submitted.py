@@ -56,7 +56,7 @@ from lllaunch.sweep.arrays import (
 from lllaunch.sweep.journal import ARRAYS
 from lllaunch.sweep.loop import Executor, JobsLeft
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.protocol import Broken, Prepared
+from lllaunch.sweep.protocol import Prepared
 from lllaunch.text import duration
 from lllaunch.words import counted
 
@@ -123,7 +123,7 @@ class SlurmExecutor(Executor):
     _batch: Batch
     # composes a job, in a fork; and what of that counts
     _prepare: Callable[[int], Answer]
-    _review: Callable[[int, Prepared], Answer]
+    _review: Callable[[Answer], Answer]
     _say: Callable[[str], object]
     # whether these are all jobs of the sweep
     _at_once: bool
@@ -172,12 +172,12 @@ class SlurmExecutor(Executor):
             if self._in_queue:
                 text = "that an earlier launcher has submitted are followed"
                 self._say(f"{counted(len(self._in_queue), 'job')} {text}")
-        answer, label = self._answers.get(number), tuple(self._batch.label(number))
-        directory = self._batch.directories.get(number, "")
+        answer = self._answers.get(number)
         if answer is not None:
-            self.sweep.records.composed(number, answer)
-            label, directory = answer.overrides, answer.directory
-        self.sweep.tell(v.JobComposed(number, Need(), label, directory))
+            self.sweep.composed(answer)
+        else:
+            label, directory = self._batch.label(number), self._batch.directories[number]
+            self.sweep.tell(v.JobComposed(number, Need(), tuple(label), directory))
 
     def start(self, start: v.StartJob) -> None:
         """Submit a job with the next turn, if it is not in the queue."""
@@ -319,9 +319,7 @@ class SlurmExecutor(Executor):
         found, faults = {}, {}
         with contextlib.closing(map_in_forks(self._make_ready, numbers, cores)) as made:
             for number in numbers:
-                answer = next(made)
-                if isinstance(answer, Prepared):
-                    answer = self._review(number, answer)
+                answer = self._review(next(made))
                 if isinstance(answer, Prepared):
                     found[number] = answer
                 else:
@@ -351,7 +349,7 @@ class SlurmExecutor(Executor):
     def _make_ready(self, number: int) -> Answer:
         """In a fork: compose a job, and write what its batch job needs; return its cluster, too."""
         answer = self._prepare(number)
-        if isinstance(answer, Broken):
+        if isinstance(answer, v.JobBroken):
             return answer
         spec, config = answer.payload.spec, answer.payload.config
         cluster = spec.cluster
@@ -363,7 +361,9 @@ class SlurmExecutor(Executor):
                 f"cluster.pack: expected 1, as a job has {cluster.nodes} nodes, got {cluster.pack}"
             )
         if why:
-            return Broken(int(ExitCode.CONFIG), why, answer.overrides, answer.directory)
+            return v.JobBroken(
+                number, int(ExitCode.CONFIG), why, answer.overrides, answer.directory
+            )
         try:
             with naming(spec.output_dir):
                 os.makedirs(spec.output_dir, exist_ok=True)
@@ -373,7 +373,7 @@ class SlurmExecutor(Executor):
                     spec, config.own(), self._jobs.composer.user, self._snapshot, spec.output_dir
                 )
         except LaunchError as error:
-            return Broken(error.exit_code, str(error), answer.overrides)
+            return v.JobBroken(number, error.exit_code, str(error), answer.overrides)
         return structs.replace(answer, payload=cluster, need=Need(), warm=None)
 
     # Submitting
@@ -450,7 +450,7 @@ class SlurmExecutor(Executor):
         assert self._answers is not None
         for _, job in array.jobs:
             answer = self._answers[job.number]
-            self.sweep.records.starts(job.number, answer, 0, Lease(), None)
+            self.sweep.records.starts(answer, 0, Lease(), None)
         directory = new_directory(self._session.path)
         write_tasks(directory, array)
         cluster, snapshot = array.cluster, self._snapshot
