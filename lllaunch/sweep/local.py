@@ -39,26 +39,21 @@ class LocalExecutor(Executor):
 
     ``work``: its warm spawners stay the caller's, for another sweep. ``review``: called with the
     first answer of a job, without its payload; what it returns counts (its ``warm`` must stay),
-    until the job is composed again for another attempt: that is not reviewed. ``captures``: whether
-    what jobs print goes to the onlooker, else to where this process's does.
+    until the job is composed again for another attempt: that is not reviewed.
     """
 
     def __init__(
         self,
         work: Work,
         leases: Leases,
-        *,
         review: Callable[[Answer], Answer] = lambda answer: answer,
-        captures: bool = False,
     ) -> None:
         self.slots = work.machine.everything
         self._marks = (os.urandom(8).hex(), os.urandom(8).hex())
-        self._work = work._replace(marks=self._marks)
+        self._work = work._replace(marks=self._marks, ignored=ignored_at_start())
         self._warm = work.warm
         self._leases = leases
         self._review = review
-        self._captures = captures
-        self._ignored = ignored_at_start()
         self._jobs: dict[int, JobProcess] = {}
         # One that has been asked for; others are composed again, for another attempt.
         self._composing: JobProcess | None = None
@@ -131,10 +126,7 @@ class LocalExecutor(Executor):
                 job.deadline = self.sweep.clock() + KILL_SECONDS
 
     def _fork(self, number: int) -> JobProcess:
-        job = JobProcess.fork(
-            number, self._work, self._leave, captures=self._captures, ignored=self._ignored
-        )
-        self._jobs[number] = job
+        job = self._jobs[number] = JobProcess.fork(number, self._work, self._leave)
         return job
 
     def _leave(self) -> None:
@@ -144,7 +136,7 @@ class LocalExecutor(Executor):
         self.sweep.records.leave()
         for job in self._jobs.values():
             job.close()
-        self._remains.leave()
+        self._remains.close()
         self._warm.leave()
 
     def _take_back(self, number: int, lease: Lease, error: LaunchError) -> None:

@@ -49,7 +49,7 @@ from lllaunch.signal_source import QUIET, SignalException, SignalSource
 from lllaunch.spawner import forks
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.forks import flush_streams, fork
-from lllaunch.spawner.orphans import Inherited, is_of, kill_below, signal_process
+from lllaunch.spawner.orphans import Inherited, is_of, kill_below
 from lllaunch.spawner.protocol import Channel, Message, connected
 from lllaunch.sweep.machine import SweepMachine, pin
 from lllaunch.sweep.pool import Lease
@@ -62,7 +62,6 @@ from lllaunch.sweep.protocol import (
     JobNotRun,
     JobPrinted,
     JobProgressed,
-    Lent,
     OutputPipe,
     Prepared,
 )
@@ -85,49 +84,48 @@ class Work(NamedTuple):
     machine: SweepMachine
     warm: SpawnerPool  # forgotten in the job, but for what they are made of
     pins: bool = False
+    captures: bool = False  # whether what they print goes to the onlooker, else to our own streams
     # by which the launcher knows what jobs leave: of what they start themselves, and of what their
     # spawners do; each sweep has its own
     marks: tuple[str, str] = ("", "")
     # descriptors that a job's spawner keeps open until all that it started has ended, as it does
     # the locks of the lease
     locks: tuple[int, ...] = ()
+    ignored: frozenset[signal.Signals] = frozenset()  # signals that the launcher was started with
 
 
-class ForkInheritance(NamedTuple):
-    """What a job gets from the launcher at the fork."""
-
-    number: int
-    sock: socket.socket
-    parent: int
-    # descriptors for standard output and error; empty to keep the launcher's
-    streams: tuple[int, ...]
-    ignored: frozenset[signal.Signals]  # signals that the launcher was started with as ignored
-
-
-def become(work: Work, place: ForkInheritance, leave: Callable[[], None]) -> NoReturn:
+def become(
+    work: Work,
+    number: int,
+    parent: int,
+    sock: socket.socket,
+    streams: Iterable[int],
+    leave: Callable[[], None],
+) -> NoReturn:
     """In the forked process, all signals blocked: be the job, then end.
 
-    ``leave``: closes what is the launcher's own.
+    ``streams``: descriptors for standard output and error; none to keep the launcher's. ``leave``:
+    closes what is the launcher's own.
     """
     code = 1
     try:
         try:
-            forks.leave_terminal(place.parent)
+            forks.leave_terminal(parent)
             set_parent_death_signal(signal.SIGKILL)
-            if os.getppid() != place.parent:
+            if os.getppid() != parent:
                 os._exit(_ALONE)
             _disown()
             leave()
             own, Inherited.lineage = work.marks
             set_lineage(own)
-            _set_streams(place.streams)
+            _set_streams(streams)
             # lifts the mask, too; a run takes SIGTSTP when it has something to stop
-            forks.reset(place.ignored, python=True, blocked=forks.STOP_AND_CONTINUE)
+            forks.reset(work.ignored, python=True, blocked=forks.STOP_AND_CONTINUE)
             SignalSource.twice = True
-            for signum in {*QUIET}.difference(place.ignored):
+            for signum in {*QUIET}.difference(work.ignored):
                 # before there are workers, and after, they do nothing
                 signal.signal(signum, lambda *_: None)
-            code = _work(work, place)
+            code = _work(work, number, Channel(sock))
         except BaseException as error:  # noqa: BLE001 - it must not return into the launcher
             code = _code_of(error)
         with contextlib.suppress(Exception):
@@ -138,33 +136,35 @@ def become(work: Work, place: ForkInheritance, leave: Callable[[], None]) -> NoR
         os._exit(code)
 
 
-def _work(work: Work, place: ForkInheritance) -> int:
-    channel = Channel(place.sock)
+def _work(work: Work, number: int, channel: Channel) -> int:
     _send(channel, Apart())
     try:
-        answer = work.prepare(place.number)
+        answer = work.prepare(number)
     except LaunchError as error:
-        answer = JobBroken(place.number, error.exit_code, str(error))
+        answer = JobBroken(number, error.exit_code, str(error))
     except Exception as error:  # noqa: BLE001 - whatever the caller's code raises
         traceback.print_exc()
         why = traceback.format_exception_only(error)[-1].strip()
-        answer = JobBroken(place.number, 1, why)
+        answer = JobBroken(number, 1, why)
     _send(channel, answer)
     if not isinstance(answer, Prepared):
         return answer.exit_code
-    begin = _await_begin(channel)
-    if begin is None:
-        return 0
-    lease, lent, fds = begin
+    messages: list[Message] = []
+    while not messages and not channel.closed:
+        wait_readable(channel)
+        messages = channel.receive()
+    if not messages:
+        return 0  # It is not wanted any more.
+    begin, fds = as_record(messages[0].header, BeginJob), messages[0].fds
+    branch = fds.pop(0) if begin.mark else -1
     Inherited.held = (*work.locks, *fds)
-    os.environ.update(work.machine.environment(lease))
+    os.environ.update(work.machine.environment(begin.lease))
     if work.pins:
-        pin(lease)
-    cores = lease.cpus if work.pins else ()
-    spawner = None if lent is None else _adopt(work, answer, *lent, channel, cores)
-    _launchers.append((channel, place.number))
+        pin(begin.lease)
+    spawner = None if branch < 0 else _adopt(work, answer, begin, branch, channel)
+    _launchers.append((channel, number))
     try:
-        code = int(work.execute(answer, lease, spawner))
+        code = int(work.execute(answer, begin.lease, spawner))
     except Exception as error:
         _send(channel, JobNotRun(str(error) or type(error).__name__))
         raise
@@ -173,25 +173,6 @@ def _work(work: Work, place: ForkInheritance) -> int:
             spawner.close()
     # The system would take it modulo 256.
     return code if 0 <= code <= 255 else 1
-
-
-def _await_begin(
-    channel: Channel,
-) -> tuple[Lease, tuple[Lent, Message] | None, list[int]] | None:
-    """Wait for the word to begin; None if it will not come.
-
-    Returns the lease, a branch if there is one, and the descriptors of the lease's locks, which
-    stay open until the end of this process.
-    """
-    lent = None
-    while not channel.closed:
-        wait_readable(channel)
-        for message in channel.receive():
-            said = as_record(message.header, Lent | BeginJob)
-            if isinstance(said, BeginJob):
-                return said.lease, lent, message.fds
-            lent = said, message
-    return None
 
 
 def _send(channel: Channel, message: JobMessage) -> None:
@@ -219,28 +200,23 @@ def tell_progress(step: float, total: float | None, eta: float | None) -> None:
 
 
 def _adopt(
-    work: Work,
-    answer: Prepared,
-    lent: Lent,
-    message: Message,
-    channel: Channel,
-    cores: tuple[int, ...],
+    work: Work, answer: Prepared, begin: BeginJob, fd: int, channel: Channel
 ) -> Spawner | None:
-    """Take a branch over, and bind it to the cores; None if there is none any more."""
+    """Take a branch over, and bind it to the job's cores; None if there is none any more."""
     assert answer.warm is not None
 
     def adopted(pid: int) -> None:
         _send(channel, Adopted(pid))
-        if cores:
+        if work.pins and begin.lease.cpus:
             # It was forked from one that is not bound, and its workers are forked from it.
             with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(pid, cores)
+                os.sched_setaffinity(pid, begin.lease.cpus)
 
-    branch = work.warm.branch_of(answer.warm, lent.mark, message.fds[0])
+    branch = work.warm.branch_of(answer.warm, begin.mark, fd)
     # While it is being forked, the run can be prepared. Preloads may take long, and a signal is
     # to end a job that waits for them.
     try:
-        return Spawner.adopt(branch, answer.patience, adopted=adopted, later=lent.soon)
+        return Spawner.adopt(branch, answer.patience, adopted=adopted, later=begin.soon)
     except SpawnerDied:
         return None
 
@@ -252,7 +228,7 @@ def _disown() -> None:
     gc.freeze()
 
 
-def _set_streams(streams: tuple[int, ...]) -> None:
+def _set_streams(streams: Iterable[int]) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     if null > 0:
@@ -334,11 +310,7 @@ class Remains:
         for _ in range(_MAX_ROUNDS):
             if not self.look(jobs):
                 return
-            kill_below(self.pidfds)
-            for pid in self.pidfds:
-                facts = proc.facts(pid)
-                if facts is not None:
-                    signal_process(facts, signal.SIGKILL)
+            kill_below(self.pidfds, itself=True)
             time.sleep(_PAUSE_SECONDS)
 
     def leave_alone(self, pid: int) -> None:
@@ -346,16 +318,9 @@ class Remains:
         self._before |= {pid}
 
     def close(self) -> None:
-        """Adopt no more."""
+        """Adopt no more, or, in a forked job, leave them to the launcher."""
         for pid in list(self.pidfds):
             self._forget(pid)
-        Subreaper.release()
-
-    def leave(self) -> None:
-        """In a forked job: these are the launcher's."""
-        for pidfd in self.pidfds.values():
-            os.close(pidfd)
-        self.pidfds.clear()
         Subreaper.release()
 
     def _forget(self, pid: int) -> None:
@@ -412,15 +377,7 @@ class JobProcess:
         self.why = ""
 
     @classmethod
-    def fork(
-        cls,
-        number: int,
-        work: Work,
-        leave: Callable[[], None],
-        *,
-        captures: bool = False,
-        ignored: frozenset[signal.Signals] = frozenset(),
-    ) -> JobProcess:
+    def fork(cls, number: int, work: Work, leave: Callable[[], None]) -> JobProcess:
         """Fork the process of a job, from the main thread; it composes itself at once.
 
         ``leave``: closes what is the launcher's own; called in the job.
@@ -439,19 +396,18 @@ class JobProcess:
 
         with contextlib.ExitStack() as undo:
             try:
-                for stream in (1, 2) if captures else ():
+                for stream in (1, 2) if work.captures else ():
                     pipes.append(OutputPipe(number, stream))
                     undo.callback(pipes[-1].close)
                 ours, theirs = connected()
                 undo.callback(ours.close)
                 undo.callback(theirs.close)
                 job = cls(number, pipes)
-                ends = tuple(pipe.writer.fileno() for pipe in pipes)
-                place = ForkInheritance(number, theirs, os.getpid(), ends, ignored)
+                parent, ends = os.getpid(), [pipe.writer.fileno() for pipe in pipes]
                 flush_streams()
                 job.pid = fork()
                 if job.pid == 0:
-                    become(work, place, leave_all)
+                    become(work, number, parent, theirs, ends, leave_all)
                 pidfd = open_pidfd(job.pid)
             except OSError as error:
                 if job is not None and job.pid > 0:
@@ -498,11 +454,19 @@ class JobProcess:
         self.begun = True
         if self.channel is None:
             return
+        lent = None
         if isinstance(self.answer, Prepared) and self.answer.warm is not None:
-            warm.lend(self.answer.warm, self.channel, self.pidfd)
+            lent = warm.lend(self.answer.warm, self.pidfd)
         # It was forked before they were taken.
         locks = leases.descriptors(self.lease)
-        self.channel.queue(Plain()(BeginJob(self.lease)), fds=locks)
+        if lent is None:
+            self.channel.queue(Plain()(BeginJob(self.lease)), fds=locks)
+            return
+        branch, soon = lent
+        begin = BeginJob(self.lease, branch.mark, soon)
+        # the only message: it has left when this returns
+        self.channel.queue(Plain()(begin), fds=(branch.sock.fileno(), *locks))
+        branch.sock.close()
 
     def signal(self, signum: int) -> None:
         """Send a signal to the job's process, if it lives."""

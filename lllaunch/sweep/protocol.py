@@ -107,17 +107,12 @@ JobMessage = Prepared | JobBroken | Apart | JobNotRun | Adopted | JobProgressed
 """What a job says to its launcher."""
 
 
-class Lent(Record, frozen=True, tag="lent"):
-    """A branch of a warm spawner for the job; its socket goes with it."""
-
-    mark: str  # of what the branch starts
-    soon: bool  # whether it is being forked; else the spawner's preloads are waited for
-
-
-class BeginJob(Record, frozen=True, tag="begin"):
-    """The job may begin; the descriptors of its locks go with it."""
+class BeginJob(Record, frozen=True):
+    """The job may begin. With it go its branch of a warm spawner, if any, and its locks."""
 
     lease: Lease
+    mark: str = ""  # of what the branch starts; empty if there is none
+    soon: bool = False  # whether it is being forked; else the spawner's preloads are waited for
 
 
 # What it prints

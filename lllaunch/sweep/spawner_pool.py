@@ -1,7 +1,7 @@
 """The warm spawners of a sweep: one for each environment that several jobs share.
 
-They are the launcher's. A job that begins gets a branch of one; the branch begins when what is to
-be preloaded has been. Where enough are kept, one that no job has asked for of late makes room. A
+They are the launcher's. A job that begins gets a branch of one, which begins when what is to be
+preloaded has been. Where enough are kept, one that no job has asked for of late makes room. A
 job runs cold, with a spawner of its own, where there is none to do so, and where the one of its
 environment died or cannot preload: its own will say what is wrong.
 """
@@ -13,15 +13,12 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from lllaunch.documents import Plain
 from lllaunch.events import PreloadBroken, SpawnerEvent, SpawnerGone
 from lllaunch.linux.process import process_ended
 from lllaunch.spawner.client import Branch, Spawner
 from lllaunch.spawner.interpreter import Shared
-from lllaunch.sweep.protocol import Lent
 
 if TYPE_CHECKING:
-    from lllaunch.spawner.protocol import Channel
     from lllaunch.sweep.protocol import SpawnerKey
 
 
@@ -85,8 +82,8 @@ class SpawnerPool:
         if key.shared() not in self._pooled:
             self._start(key)
 
-    def lend(self, key: SpawnerKey, channel: Channel, job: int) -> None:
-        """Send a job that begins its branch, if it does not run cold.
+    def lend(self, key: SpawnerKey, job: int) -> tuple[Branch, bool] | None:
+        """Return a branch for a job that begins, and whether it is there soon; None for a cold job.
 
         ``job``: pidfd of its process.
         """
@@ -94,7 +91,7 @@ class SpawnerPool:
         known = key.shared() in self._pooled
         pooled = self._pooled[key.shared()] if known else self._start(key)
         if pooled is None:
-            return
+            return None
         pooled.lent_at = self._lent
         pooled.idle()
         try:
@@ -102,14 +99,12 @@ class SpawnerPool:
             launcher = os.dup(job)
         except OSError:
             # No descriptor is left.
-            return
+            return None
         try:
-            branch = pooled.spawner.branch(launcher)
+            return pooled.spawner.branch(launcher), pooled.spawner.ready
         except OSError:
             os.close(launcher)
-            return
-        header = Plain()(Lent(branch.mark, pooled.spawner.ready))
-        channel.queue(header, fds=(branch.sock.detach(),), close_fds=True)
+            return None
 
     def branch_of(self, key: SpawnerKey, mark: str, fd: int) -> Branch:
         """In the job: what `lend` has sent."""

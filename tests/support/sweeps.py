@@ -67,7 +67,8 @@ class Played:
     ) -> v.FinishSweep:
         numbers = range(numbers) if isinstance(numbers, int) else numbers
         policy = policy or SweepPolicy(retries=NEVER_AGAIN)
-        work = Work(prepare, execute, self.machine, options.pop("warm", self.warm))
+        warm, captures = options.pop("warm", self.warm), options.pop("captures", False)
+        work = Work(prepare, execute, self.machine, warm, captures=captures)
         executor = LocalExecutor(work, self.leases, **options)
         with SignalSource(quiet=QUIET, stops=True) as signals:
             onlooker = Onlooker(self.observe)

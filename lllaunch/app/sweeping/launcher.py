@@ -316,8 +316,9 @@ class HydraSweep:
             policy = policy._replace(max_parallel=None)
         else:
             pins, spawners = self._settings.pin_cpus, self._spawners
-            work = Work(prepare, jobs.execute, jobs.machine, spawners, pins, locks=session.locks)
-            executor = LocalExecutor(work, self._leases, review=review, captures=True)
+            work = Work(prepare, jobs.execute, jobs.machine, spawners, pins, captures=True)
+            work = work._replace(locks=session.locks)
+            executor = LocalExecutor(work, self._leases, review)
         onlooker = Onlooker(observe, console.tick_in, console.awaited)
         sweep = Sweep(executor, policy, session.journal, onlooker, batch.to_run(), signals)
         try:
