@@ -6,11 +6,13 @@ Host names are compared with nothing: a machine may have many, and none that oth
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from lllaunch.clock import boot_id
 from lllaunch.cluster.membership import is_loopback
@@ -44,11 +46,10 @@ def interface_addresses(name: str) -> list[str]:
     except ModuleNotFoundError:
         raise PackageMissing("psutil", "launch.rdzv.interface") from None
 
-    families = (socket.AF_INET, socket.AF_INET6)
     known = {
         interface: [
             each.address.partition("%")[0]
-            for family in families
+            for family in (socket.AF_INET, socket.AF_INET6)
             for each in found
             if each.family == family and not each.address.startswith("fe80:")
         ]
@@ -56,22 +57,16 @@ def interface_addresses(name: str) -> list[str]:
     }
     if not known.get(name):
         usable = ", ".join(sorted(each for each, addresses in known.items() if addresses))
-        problem = Diagnostic(
-            "nodes",
-            "launch.rdzv.interface",
-            repr(name),
-            hint=f"there are {usable}",
-            message="",
-            expected="a network interface of this machine that has an address",
-        )
-        raise ConfigError((problem,))
+        expected = "a network interface of this machine that has an address"
+        hint, key = f"there are {usable}", "launch.rdzv.interface"
+        raise ConfigError((Diagnostic("nodes", key, repr(name), "", hint, expected=expected),))
     return known[name]
 
 
 def local_address(host: str, port: int, interface: str | None) -> str:
     """Return the address by which other nodes reach this machine.
 
-    ``interface``: network interface to take it from; None for the one that leads to the endpoint.
+    It is that of an ``interface``, or of the one that leads to the endpoint.
 
     Raises:
         ConfigError: the interface is not there.
@@ -82,7 +77,11 @@ def local_address(host: str, port: int, interface: str | None) -> str:
         return (of_endpoint or found)[0]
     if is_loopback(host):
         return host if ":" in host else "127.0.0.1"
-    towards = next(_sources(_resolved(host, port)), "")
+    found_by_name: list[Any] = []
+    with contextlib.suppress(OSError):
+        found_by_name = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    targets = [(family, (str(address[0]), port)) for family, *_, address in found_by_name]
+    towards = next(_sources(targets), "")
     if towards and not is_loopback(towards):
         return towards
     # A host's own name often leads to 127.0.1.1: node 0 is asked for the way out instead.
@@ -91,26 +90,12 @@ def local_address(host: str, port: int, interface: str | None) -> str:
     return found_out or towards or "127.0.0.1"
 
 
-_Address = tuple[socket.AddressFamily, tuple[str, int]]
-
-
-def _resolved(host: str, port: int) -> list[_Address]:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:
-        return []
-    return [(family, (str(address[0]), port)) for family, _, _, _, address in found]
-
-
-def _sources(targets: list[_Address]) -> Iterator[str]:
+def _sources(targets: list[tuple[socket.AddressFamily, tuple[str, int]]]) -> Iterator[str]:
     """Yield addresses that the kernel would send from; a UDP socket that connects sends nothing."""
     for family, address in targets:
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as sock:
-                sock.connect(address)
-                yield str(sock.getsockname()[0]).partition("%")[0]
-        except OSError:
-            continue
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect(address)
+            yield str(sock.getsockname()[0]).partition("%")[0]
 
 
 def await_endpoint(
@@ -125,13 +110,8 @@ def await_endpoint(
     ``say``: gets a line for people if that takes longer than a moment. ``given_up``: asked between
     tries; whether nobody waits any more.
     """
-    at = format_endpoint(host, port)
-    began = time.monotonic()
-    said = False
-    while True:
-        why = _try(host, port)
-        if why is None or given_up():
-            return ""
+    at, began, said = format_endpoint(host, port), time.monotonic(), False
+    while (why := _try(host, port)) is not None and not given_up():
         waited = time.monotonic() - began
         if waited >= seconds:
             return f"nothing answers at {at}: {why}; tried for {duration(waited)}"
@@ -139,6 +119,7 @@ def await_endpoint(
             said = True
             say(f"waiting for node 0 at {at}, up to {duration(seconds)}: {why}")
         time.sleep(min(_PAUSE_SECONDS, max(0.05, seconds - waited)))
+    return ""
 
 
 def _try(host: str, port: int) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 import math
 import zlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -35,15 +36,13 @@ def shares(nodes: Sequence[tuple[str, int]]) -> list[Share]:
 
     ``nodes``: role and number of workers of every node, by group rank.
     """
-    world = sum(size for _, size in nodes)
-    of_role = {role: sum(size for other, size in nodes if other == role) for role, _ in nodes}
-    found = []
-    base = 0
-    role_base = dict.fromkeys(of_role, 0)
+    of_role: Counter[str] = Counter()
     for role, size in nodes:
-        found.append(Share(base, world, role_base[role], of_role[role]))
-        base += size
-        role_base[role] += size
+        of_role[role] += size
+    found, before = [], Counter[str]()
+    for role, size in nodes:
+        found.append(Share(before.total(), of_role.total(), before[role], of_role[role]))
+        before[role] += size
     return found
 
 
@@ -79,17 +78,13 @@ class Roster(Record, frozen=True):
     @classmethod
     def of(cls, members: Sequence[Member | None], plan: str = "") -> Roster:
         """Return what a group comes to, whose first node has a plan."""
-        known = [member for member in members if member is not None]
-        first = next(iter(known), None)
-        differing = tuple(
-            rank
-            for rank, member in enumerate(members)
-            if member is not None and first is not None and member.plan != first.plan
-        )
+        known = {rank: member for rank, member in enumerate(members) if member is not None}
+        first = next(iter(known.values()), Member()).plan
+        differing = tuple(rank for rank, member in known.items() if member.plan != first)
         return cls(
             members=tuple(members),
-            attempt=max((member.attempt for member in known), default=0),
-            restarts=max((member.restarts for member in known), default=0),
+            attempt=max((member.attempt for member in known.values()), default=0),
+            restarts=max((member.restarts for member in known.values()), default=0),
             differing=differing,
             plan=plan if differing else "",
         )
@@ -97,7 +92,7 @@ class Roster(Record, frozen=True):
     @property
     def leader(self) -> int:
         """Group rank of the node that looks after the others: the first that can."""
-        return next(rank for rank, member in enumerate(self.members) if member is not None)
+        return self.of_lllaunch[0]
 
     @property
     def token(self) -> str:
@@ -125,9 +120,8 @@ class Roster(Record, frozen=True):
         known = 0 <= group_rank < len(self.members)
         member = self.members[group_rank] if known else None
         if member is None:
-            return f"the node of group rank {group_rank}" + (
-                ", which runs torchrun" if known else ""
-            )
+            which = ", which runs torchrun" if known else ""
+            return f"the node of group rank {group_rank}{which}"
         if member.node_rank is None:
             # its group rank is another one in each attempt
             return f"node {member.hostname}"
@@ -135,13 +129,13 @@ class Roster(Record, frozen=True):
 
     def unreachable(self, master_addr: str) -> int | None:
         """Return the group rank of a node that cannot reach rank 0's store, None without one."""
-        if not is_loopback(master_addr):
-            return None
-        first = self.members[0]
-        for rank, member in enumerate(self.members):
-            if member is not None and first is not None and member.network != first.network:
-                return rank
-        return None
+        first = self.members[0] if is_loopback(master_addr) else None
+        others = (
+            rank
+            for rank, member in enumerate(self.members)
+            if member is not None and first is not None and member.network != first.network
+        )
+        return next(others, None)
 
 
 class Hello(Record, frozen=True):
@@ -206,10 +200,8 @@ def keep_alive_interval(max_nodes: int) -> int:
 class Pulse:
     """Notices who gives no sign of life any more, by counters that each node raises.
 
-    No clock is compared with another machine's: what counts is for how long a counter has not
-    changed here.
-
-    ``patience``: seconds without a change after which a node counts as lost.
+    No clock is compared with another machine's: a node counts as lost when its counter has not
+    changed here for ``patience`` seconds.
     """
 
     def __init__(self, patience: float) -> None:
@@ -217,20 +209,15 @@ class Pulse:
         self._seen: dict[int, tuple[bytes, float]] = {}
 
     def look(self, now: float, counters: Mapping[int, bytes]) -> dict[int, float]:
-        """Take note of a look at the counters.
+        """Take note of the counters, by group rank, at a moment of the monotonic clock.
 
-        ``now``: the moment, seconds of the monotonic clock. ``counters``: by group rank. Returns
-        nodes that are lost, with the seconds since their last sign of life.
+        Returns nodes that are lost, with the seconds since their last sign of life.
         """
         for rank, counter in counters.items():
-            before = self._seen.get(rank)
-            if before is None or before[0] != counter:
+            if rank not in self._seen or self._seen[rank][0] != counter:
                 self._seen[rank] = counter, now
-        return {
-            rank: now - self._seen[rank][1]
-            for rank in counters
-            if now - self._seen[rank][1] >= self._patience
-        }
+        silent = {rank: now - self._seen[rank][1] for rank in counters}
+        return {rank: seconds for rank, seconds in silent.items() if seconds >= self._patience}
 
     def forgive(self, now: float) -> None:
         """Count from now: this process itself did not run for a while."""

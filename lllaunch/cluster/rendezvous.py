@@ -68,7 +68,7 @@ _KEEP_ALIVE_ATTEMPTS = 3
 def load_torch() -> None:
     """Import what is needed of torch, which takes seconds."""
     # What a rendezvous warns of is said in our words, or is no news: that one is closed already.
-    logging.getLogger("torch.distributed.elastic.rendezvous").setLevel(logging.ERROR)
+    logging.getLogger(_RENDEZVOUS).setLevel(logging.ERROR)
     before = os.environ.get(_LOG_LEVEL)
     # its C++ part is not to warn of each wait that times out
     os.environ.setdefault(_LOG_LEVEL, "ERROR")
@@ -105,8 +105,7 @@ def agree(
 ) -> Share:
     """Find out where this node's workers begin, as torch's agents do.
 
-    ``store``: the store of the rendezvous (torch's ``Store``). ``lay_out``: called by group rank 0
-    with what all nodes have said, before they hear from it.
+    Group rank 0 calls ``lay_out`` with what all nodes have said, before they hear from it.
     """
     if os.environ.get(_IDENTICAL) == "1":
         # All nodes are said to be alike: nothing needs to be exchanged.
@@ -124,10 +123,7 @@ def agree(
 
 
 def arrive(store: Any, size: int) -> bool:
-    """Take note at torch's exit barrier that this node is done.
-
-    Returns whether it was the last one.
-    """
+    """Take note at torch's exit barrier that this node is done; return whether it was the last."""
     last = bool(store.add(f"{_TERMINAL}/num_members", 1) == size)
     if last:
         store.set(f"{_TERMINAL}/last_member", b"1")
@@ -135,11 +131,7 @@ def arrive(store: Any, size: int) -> bool:
 
 
 def await_barrier(store: Any, seconds: float) -> None:
-    """Wait until all nodes have arrived at torch's exit barrier.
-
-    Raises:
-        Exception: what the store raises when its wait times out.
-    """
+    """Wait until all nodes have arrived at torch's exit barrier; the store raises if not."""
     store.wait([f"{_TERMINAL}/last_member"], timedelta(seconds=seconds))
 
 
@@ -174,10 +166,7 @@ class Rendezvous:
     def connect(
         self, say: Callable[[str], object], given_up: Callable[[], bool] = lambda: False
     ) -> None:
-        """Reach the endpoint, or open it if this is node 0.
-
-        ``say``: gets a line for people if that takes longer than a moment. ``given_up``: asked
-        between tries; whether nobody waits any more.
+        """Reach the endpoint, or open it if this is node 0; arguments as for `await_endpoint`.
 
         Raises:
             RendezvousFailed: it cannot be reached, or opened.
@@ -194,21 +183,21 @@ class Rendezvous:
             raise RendezvousFailed(*self._why_not(error)) from error
 
     def _make_handler(self) -> None:
-        from torch.distributed.elastic.rendezvous import RendezvousParameters  # noqa: PLC0415
-        from torch.distributed.elastic.rendezvous.registry import (  # noqa: PLC0415 - as above
-            get_rendezvous_handler,
+        from torch.distributed.elastic.rendezvous import (  # noqa: PLC0415 - see `load_torch`
+            RendezvousParameters,
+            dynamic_rendezvous,
+            registry,
         )
 
         nodes = self._nodes
         conf: dict[str, Any] = {"join_timeout": int(nodes.join_timeout), **nodes.conf}
-        if nodes.backend != "static":
-            conf.setdefault("keep_alive_interval", keep_alive_interval(nodes.max_nodes))
         if nodes.backend == "static":
             conf |= {"rank": nodes.node_rank, "timeout": int(nodes.join_timeout)}
-        elif nodes.backend == "c10d":
-            conf |= {"is_host": self.hosts, "read_timeout": max(1, int(nodes.timeout))}
         else:
+            conf.setdefault("keep_alive_interval", keep_alive_interval(nodes.max_nodes))
             conf.setdefault("read_timeout", max(1, int(nodes.timeout)))
+        if nodes.backend == "c10d":
+            conf["is_host"] = self.hosts
         parameters = RendezvousParameters(
             backend=nodes.backend,
             endpoint=self._at,
@@ -219,10 +208,8 @@ class Rendezvous:
             **conf,
         )
         if nodes.backend == "static":
-            self._handler = get_rendezvous_handler(parameters)
+            self._handler = registry.get_rendezvous_handler(parameters)
             return
-        from torch.distributed.elastic.rendezvous import dynamic_rendezvous  # noqa: PLC0415
-
         name = "c10d" if nodes.backend == "c10d" else "etcd"
         module = import_module(f"{_RENDEZVOUS}.{name}_rendezvous_backend")
         try:
@@ -302,25 +289,17 @@ class Rendezvous:
         store = _another(self._base)
         number = 1
         while not stopped():
-            number += self.answer_greeting(store, number)
-
-    @staticmethod
-    def answer_greeting(store: Any, number: int) -> bool:
-        """Tell one that comes what time it is here; return False if none has come for a while."""
-        # `knock` ends the wait
-        if not are_set(store, [f"hello/{number}"], _LONGEST_WAIT):
-            return False
-        store.set(f"clock/{number}", str(now_ns()))
-        return True
+            # `knock` ends the wait
+            if are_set(store, [f"hello/{number}"], _LONGEST_WAIT):
+                store.set(f"clock/{number}", str(now_ns()))
+                number += 1
 
     def knock(self) -> None:
         """Wake who answers greetings, so that it sees that it is over."""
         self._base.set(f"hello/{self._base.add('hello', 1)}", "{}")
 
     def join(self, member: Callable[[], Member], plan: str) -> Place:
-        """Meet the other nodes, and agree on ranks.
-
-        ``plan``: what all nodes must have in common, as text.
+        """Meet the other nodes, which must have a plan in common, and agree on ranks.
 
         Raises:
             RendezvousFailed: not enough nodes came in time, or the run is over.
@@ -362,16 +341,16 @@ class Rendezvous:
         before = self.place.roster.members if self.place is not None else ()
 
         def lay_out(nodes: Sequence[tuple[str, int]]) -> None:
-            known = self._who_says_more(len(nodes), before)
-            texts = self._round.multi_get([f"member/{other}" for other in known])
-            members = [decode_record(text, Member) for text in texts]
-            said = dict(zip(known, members, strict=True))
-            roster = Roster.of([said.get(other) for other in range(len(nodes))], plan)
+            roster = Roster.of(self._members(len(nodes), before), plan)
             self._round.set("roster", packed(encode_record(roster)))
 
         share = agree(info.store, rank, size, self._role, self._nproc, lay_out)
         bootstrap = info.bootstrap_store_info
-        roster = self._read_roster(size, plan, known=bool(before))
+        if before or self._round.check(["roster"]):
+            roster = decode_record(unpacked(self._round.get("roster")), Roster)
+        else:
+            # group rank 0 runs torchrun
+            roster = Roster.of(self._members(size), plan)
         self._rounds += 1
         self.place = Place(
             group_rank=rank,
@@ -385,16 +364,17 @@ class Rendezvous:
         )
         return self.place
 
-    def _who_says_more(self, size: int, before: Sequence[Member | None]) -> list[int]:
-        """Return the group ranks of nodes that do not run torchrun."""
+    def _members(self, size: int, before: Sequence[Member | None] = ()) -> list[Member | None]:
+        """Return what nodes say of themselves; None for those that run torchrun."""
+        keys = known = [f"member/{rank}" for rank in range(size)]
         # It says so before it tells torch's part; in a round that is no new one to torch, that is
         # there already.
         if self._nodes.backend == "static" and before:
-            return [rank for rank, member in enumerate(before) if member is not None]
-        ranks = range(size)
-        if self._round.check([f"member/{rank}" for rank in ranks]):
-            return list(ranks)
-        return [rank for rank in ranks if self._round.check([f"member/{rank}"])]
+            known = [key for key, member in zip(keys, before, strict=False) if member is not None]
+        elif not self._round.check(keys):
+            known = [key for key in keys if self._round.check([key])]
+        said = dict(zip(known, self._round.multi_get(known), strict=True))
+        return [decode_record(said[key], Member) if key in said else None for key in keys]
 
     def _rendezvous(self) -> Any:
         nodes, endpoint = self._nodes, self._at
@@ -424,11 +404,8 @@ class Rendezvous:
 
     def _lost_for_good(self) -> bool:
         try:
-            ended = self._round.check(["ended"])
-            if ended and json.loads(self._round.get("ended"))["gone"]:
-                return True
-            counted = self._round.check(["counted"])
-            return counted and bool(json.loads(self._round.get("counted"))["gone"])
+            known = [key for key in ("ended", "counted") if self._round.check([key])]
+            return any(json.loads(self._round.get(key))["gone"] for key in known)
         except (RuntimeError, ValueError, TypeError):
             return True
 
@@ -438,22 +415,11 @@ class Rendezvous:
             return []
         try:
             count = self._base.add("hello", 0)
-            keys = [f"hello/{number}" for number in range(1, count + 1)]
-            known = [key for key in keys if self._base.check([key])]
-            return [decode_record(self._base.get(key), Hello) for key in known]
+            keys = (f"hello/{number}" for number in range(1, count + 1))
+            known = (self._base.get(key) for key in keys if self._base.check([key]))
+            return [decode_record(said, Hello) for said in known]
         except RuntimeError:
             return []
-
-    def _read_roster(self, size: int, plan: str, *, known: bool) -> Roster:
-        """Return who is there, as the first node has laid it out, or as can be seen without it."""
-        if known or self._round.check(["roster"]):
-            return decode_record(unpacked(self._round.get("roster")), Roster)
-        # group rank 0 runs torchrun
-        members = [
-            decode_record(self._round.get(key), Member) if self._round.check([key]) else None
-            for key in (f"member/{rank}" for rank in range(size))
-        ]
-        return Roster.of(members, plan)
 
     def other_plan(self, mine: str) -> str:
         """Return the first plan that differs from the first node's, where one does."""
@@ -498,11 +464,8 @@ class Rendezvous:
     def are_all_idle(self, kind: str, now: int, valid: float) -> bool:
         """Take note that this node's workers do nothing; return whether those of all nodes do so.
 
-        The first node that can asks all others, and they ask it.
-
-        ``kind``: what that means, ``stall``, ``silence``, ``spin``, .... ``now``: the moment,
-        nanoseconds since the epoch by node 0's clock. ``valid``: for how long what a node says
-        holds, seconds.
+        ``now`` is by node 0's clock, nanoseconds since the epoch; what a node says is ``valid`` for
+        so many seconds. The first node that can asks all others, and they ask it.
         """
         assert self.place is not None
         roster, store = self.place.roster, self._round
@@ -528,9 +491,8 @@ class Rendezvous:
     ) -> dict[str, Any] | None:
         """Let all nodes know where the workers of all stand.
 
-        ``until``: moment of the monotonic clock until which others are waited for. ``judge``: makes
-        of what nodes say, by group rank, what all are told. Returns what all are told; None if that
-        did not come in time.
+        ``until``: moment of the monotonic clock until which others are waited for. Returns what
+        ``judge`` makes of what nodes say, by group rank; None if that did not come in time.
         """
         assert self.place is not None
         roster = self.place.roster
@@ -557,8 +519,7 @@ class Rendezvous:
     ) -> dict[int, bytes]:
         """Ask other nodes where their workers stand, over a connection of its own.
 
-        ``others``: group ranks of those who are asked. ``given_up``: asked meanwhile; whether
-        nobody waits any more. Returns what those have said that did in time, by group rank.
+        Returns what those have said that did in time, by group rank.
         """
         assert self.place is not None
         until = time.monotonic() + seconds
@@ -579,10 +540,7 @@ class Rendezvous:
 
     @staticmethod
     def wanted(store: Any, number: int) -> tuple[int, bytes] | None:
-        """Return who has asked all nodes where their workers stand, and what.
-
-        Returns its group rank and the request; None if it has not said yet, or says no more.
-        """
+        """Return the group rank of who asks where workers stand, and what; None if nobody does."""
         if not store.check([f"look/{number}"]):
             return None
         group_rank, text = json.loads(store.get(f"look/{number}"))
@@ -619,9 +577,9 @@ class Rendezvous:
         seconds: float,
         given_up: Callable[[], bool],
     ) -> list[tuple[tuple[Place, int], bytes]]:
-        """Return what nodes have left, each in a place and with its group rank there.
+        """Return what nodes have ``left``, each in a place and with its group rank there.
 
-        ``expected``: those that are waited for, at most for some ``seconds``.
+        Those that are ``expected`` are waited for, some ``seconds`` at most.
         """
         store, until = self._base, time.monotonic() + seconds
         keys = [_result_key(*each) for each in expected]
@@ -643,13 +601,10 @@ class Rendezvous:
             elif hasattr(handler, "_op_executor"):
                 # The next round need not wait until this node counts as dead; torch removes it only
                 # on the way to a next round.
-                from torch.distributed.elastic.rendezvous import (  # noqa: PLC0415
-                    dynamic_rendezvous,
-                )
-
+                exit_op = import_module(f"{_RENDEZVOUS}.dynamic_rendezvous")._RendezvousExitOp
                 handler._stop_heartbeats()
                 deadline = handler._get_deadline(timedelta(seconds=2))
-                handler._op_executor.run(dynamic_rendezvous._RendezvousExitOp(), deadline)
+                handler._op_executor.run(exit_op(), deadline)
 
 
 def _result_key(place: Place, group_rank: int) -> str:
@@ -658,13 +613,7 @@ def _result_key(place: Place, group_rank: int) -> str:
 
 
 def are_set(store: Any, keys: Sequence[str], seconds: float) -> bool:
-    """Wait until all of some keys are set; return whether they are.
-
-    ``store``: torch's ``Store``, of any kind.
-
-    Raises:
-        Exception: the store cannot be reached.
-    """
+    """Wait until all of some keys are set; return whether they are, or raise without a store."""
     try:
         store.wait(list(keys), timedelta(seconds=max(0.01, seconds)))
     except (RuntimeError, LookupError) as error:
