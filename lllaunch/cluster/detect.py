@@ -14,8 +14,7 @@ must agree. Nothing is looked up, and no host name is compared: node 0 is who ha
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 from lllaunch.cluster.values import (
@@ -32,6 +31,7 @@ from lllaunch.cluster.values import (
 from lllaunch.errors import Unfit
 from lllaunch.secret_names import is_secret_name
 from lllaunch.spec import RDZV_BACKENDS, Detected, RdzvBackend
+from lllaunch.text import shorten
 
 NPROC_WORDS: Final = ("auto", "cpu", "gpu")
 
@@ -66,23 +66,22 @@ class Placement:
 
 
 def detect(environ: Mapping[str, str]) -> Placement:
-    """Finds out where this node stands.
-
-    ``environ``: variables of the environment; those that are empty count as not set.
+    """Finds out where this node stands; variables that are empty count as not set.
 
     Raises:
         Unfit: what is set is incomplete, or contradicts itself; it names the variable, its value
             and what was expected.
     """
-    found = [
-        (name, placement)
-        for name, read in _SYSTEMS
-        if (placement := read(_Variables(environ))) is not None
-    ]
+    found = []
+    for name, read in _SYSTEMS:
+        variables = _Variables(environ)
+        placement = read(variables)
+        if placement is not None:
+            found.append((name, replace(placement, detected=tuple(variables.detected))))
     if not found:
         # of torchrun's options this one says something by itself
         variables = _Variables(environ)
-        return variables.one(_pet_nproc(variables))
+        return Placement(nproc=_pet_nproc(variables), detected=tuple(variables.detected))
     (first, placement), *others = found
     for other, its in others:
         if _as_said(its) != _as_said(placement):
@@ -120,13 +119,7 @@ class _Variables:
         return "", ""
 
     def need(self, *names: str, because: str) -> tuple[str, str]:
-        """Return the first of some variables that is set, and its value.
-
-        ``because``: why one of them must be set.
-
-        Raises:
-            Unfit: none is.
-        """
+        """Return the same; raise `Unfit` if none is, and say why one must be."""
         name, value = self.get(*names)
         if not name:
             raise _unfit(f"{names[0]} is not set, but {because}", _SET_IT)
@@ -167,9 +160,9 @@ class _Variables:
         return None
 
     def read(self, name: str, value: str, parse: Callable[[str], _T], shown: str = "") -> _T:
-        """Return what a value means; raise `Unfit`, which names the variable, if it means nothing.
+        """Return what a value means; `Unfit` names the variable, and what may be ``shown`` of it.
 
-        ``parse``: reads it; raises `Unfit`. ``shown``: what may be said of it; empty for all of it.
+        By default that is all of it.
         """
         try:
             return parse(value)
@@ -179,23 +172,14 @@ class _Variables:
 
     def wrong(self, name: str, value: str, expected: str, hint: str = "") -> Unfit:
         """Return what is wrong with the value of a variable."""
-        shown = value if len(value) <= 100 else f"{value[:97]}..."
         hint = hint or f"mend it, or {_BY_HAND}"
-        return _unfit(f"{name}: expected {expected}, got {shown!r}", hint)
+        return _unfit(f"{name}: expected {expected}, got {shorten(value, 100)!r}", hint)
 
     def take(self, setting: str, value: _T, name: str) -> _T:
         """Note what stands for a setting, and return it; nothing of what is empty."""
         if value != "":
             self.detected.append(Detected(setting, str(value), name))
         return value
-
-    def take_endpoint(self, host: str, port: int | None, name: str) -> None:
-        """Note where nodes meet."""
-        self.take("rdzv.endpoint", format_endpoint(host, port), name)
-
-    def one(self, nproc: int | str | None) -> Placement:
-        """Return the place of the only node."""
-        return Placement(nproc=nproc, detected=tuple(self.detected))
 
 
 # In a step the second may be what the whole job asked for.
@@ -220,7 +204,7 @@ def _slurm(variables: _Variables) -> Placement | None:
     nodes = variables.take("nnodes", variables.nodes(name, value), name)
     _expect_one_task(variables, nodes)
     if nodes == 1:
-        return variables.one(variables.gpus(*_SLURM_GPUS))
+        return Placement(nproc=variables.gpus(*_SLURM_GPUS))
     because = f"{name} is {nodes}"
     rank = variables.rank("SLURM_NODEID", nodes, because)
     listed, value = variables.need(
@@ -232,10 +216,9 @@ def _slurm(variables: _Variables) -> Placement | None:
     host = variables.read(listed, hosts[0], parse_host)
     # the same on all nodes without asking anybody, and another one for each step
     port = _PORTS[(job_number + _STEP_STRIDE * step_number) % len(_PORTS)]
-    variables.take_endpoint(host, port, f"{listed}, {job_name}")
+    variables.take("rdzv.endpoint", format_endpoint(host, port), f"{listed}, {job_name}")
     run = variables.take("rdzv.id", f"{job_number}.{step_number}", f"{job_name}, {step_name}")
-    nproc = variables.gpus(*_SLURM_GPUS)
-    return Placement(nodes, nodes, rank, host, port, nproc, run, detected=tuple(variables.detected))
+    return Placement(nodes, nodes, rank, host, port, variables.gpus(*_SLURM_GPUS), run)
 
 
 def _slurm_without_srun(variables: _Variables) -> Placement:
@@ -251,7 +234,7 @@ def _slurm_without_srun(variables: _Variables) -> Placement:
             raise _unfit(detail, f"start one on each node: {_ONE_TASK}")
         if not variables.detected:
             variables.take("nnodes", nodes, name)
-    return variables.one(variables.gpus(*_SLURM_GPUS))
+    return Placement(nproc=variables.gpus(*_SLURM_GPUS))
 
 
 def _expect_one_task(variables: _Variables, nodes: int) -> None:
@@ -277,7 +260,7 @@ def _pet(variables: _Variables) -> Placement | None:
     least, most = variables.read(name, value, parse_nnodes)
     variables.take("nnodes", format_nnodes(least, most), name)
     if most == 1:
-        return variables.one(_pet_nproc(variables))
+        return Placement(nproc=_pet_nproc(variables))
     because = f"PET_NNODES is {value}"
     backend, rank = _pet_backend(variables), None
     endpoint, text = variables.get("PET_RDZV_ENDPOINT")
@@ -292,19 +275,13 @@ def _pet(variables: _Variables) -> Placement | None:
         with_port, text = variables.get("PET_MASTER_PORT")
         port = variables.read(with_port, text, parse_port) if with_port else None
         endpoint = f"{endpoint}, {with_port}" if with_port else endpoint
-    variables.take_endpoint(host, port, endpoint)
+    variables.take("rdzv.endpoint", format_endpoint(host, port), endpoint)
     run = variables.take("rdzv.id", variables.get("PET_RDZV_ID")[1], "PET_RDZV_ID")
     name, text = variables.get("PET_RDZV_CONF")
     # the key of a certificate may be among them
     shown = variables.take("rdzv.conf", ",".join(map(_without_secret, text.split(","))), name)
     conf = variables.read(name, text, parse_conf, shown)
-    nproc = _pet_nproc(variables)
-    return Placement(
-        *(least, most, rank, host, port, nproc, run),
-        backend=backend,
-        conf=conf,
-        detected=tuple(variables.detected),
-    )
+    return Placement(least, most, rank, host, port, _pet_nproc(variables), run, backend, conf)
 
 
 def _without_secret(pair: str) -> str:
@@ -336,7 +313,7 @@ def _pet_nproc(variables: _Variables) -> int | str | None:
 
 
 def _cloud(
-    variables: _Variables, nnodes: str, node_rank: str, hosts: str, gpus: str, runs: tuple[str, ...]
+    variables: _Variables, nnodes: str, node_rank: str, hosts: str, gpus: str, *runs: str
 ) -> Placement | None:
     """Read what SkyPilot and dstack set; ``hosts`` has the address of node 0, or those of all."""
     name, value = variables.get(nnodes)
@@ -345,48 +322,34 @@ def _cloud(
         return None
     nodes = variables.take("nnodes", variables.nodes(name, value), name)
     if nodes == 1:
-        return variables.one(variables.gpus(gpus))
+        return Placement(nproc=variables.gpus(gpus))
     because = f"{name} is {nodes}"
     rank = variables.rank(node_rank, nodes, because)
     listed, text = variables.need(hosts, because=because)
-    first, *others = text.split()
-    if hosts == _ALL_HOSTS and len(others) + 1 != nodes:
-        shown = ", ".join([first, *others])
-        raise variables.wrong(listed, shown, f"{nodes} addresses, as {name} says")
-    host = variables.read(listed, first, parse_host)
-    variables.take_endpoint(host, None, listed)
+    addresses = text.split()
+    if hosts == _ALL_HOSTS and len(addresses) != nodes:
+        raise variables.wrong(listed, ", ".join(addresses), f"{nodes} addresses, as {name} says")
+    host = variables.read(listed, addresses[0], parse_host)
+    variables.take("rdzv.endpoint", format_endpoint(host, None), listed)
     run_name, run = variables.get(*runs)
     variables.take("rdzv.id", run, run_name)
-    nproc = variables.gpus(gpus)
-    return Placement(nodes, nodes, rank, host, None, nproc, run, detected=tuple(variables.detected))
+    return Placement(nodes, nodes, rank, host, None, variables.gpus(gpus), run)
 
 
 _ALL_HOSTS = "SKYPILOT_NODE_IPS"
+_SKYPILOT = (
+    *("SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK", _ALL_HOSTS, "SKYPILOT_NUM_GPUS_PER_NODE"),
+    "SKYPILOT_TASK_ID",
+)
+_DSTACK = (
+    *("DSTACK_NODES_NUM", "DSTACK_NODE_RANK", "DSTACK_MASTER_NODE_IP", "DSTACK_GPUS_PER_NODE"),
+    *("DSTACK_RUN_ID", "DSTACK_RUN_NAME"),
+)
 
 # What starts tasks within others comes first: it says most about this one.
 _SYSTEMS: tuple[tuple[str, Callable[[_Variables], Placement | None]], ...] = (
     ("torchrun's environment (PET_*)", _pet),
-    (
-        "SkyPilot",
-        partial(
-            _cloud,
-            nnodes="SKYPILOT_NUM_NODES",
-            node_rank="SKYPILOT_NODE_RANK",
-            hosts=_ALL_HOSTS,
-            gpus="SKYPILOT_NUM_GPUS_PER_NODE",
-            runs=("SKYPILOT_TASK_ID",),
-        ),
-    ),
-    (
-        "dstack",
-        partial(
-            _cloud,
-            nnodes="DSTACK_NODES_NUM",
-            node_rank="DSTACK_NODE_RANK",
-            hosts="DSTACK_MASTER_NODE_IP",
-            gpus="DSTACK_GPUS_PER_NODE",
-            runs=("DSTACK_RUN_ID", "DSTACK_RUN_NAME"),
-        ),
-    ),
+    ("SkyPilot", lambda variables: _cloud(variables, *_SKYPILOT)),
+    ("dstack", lambda variables: _cloud(variables, *_DSTACK)),
     ("Slurm", _slurm),
 )

@@ -22,9 +22,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from msgspec.structs import astuple
+
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.spec import Cluster
+from lllaunch.text import shorten
 
 TIMEOUT: float = 60.0
 """How long a command may take, seconds. Slurm's own commands give up before."""
@@ -34,6 +37,7 @@ PAUSES: tuple[float, ...] = (1.0, 2.0, 4.0)
 
 # Neither can be typed, and a name or directory has to be asked for in one line.
 _BETWEEN, _AFTER = "\x1f", "\x1e"
+_NOTHING = {"(null)", "n/a", "N/A"}
 # %i id, %T state, %r reason, %N nodes, %Z working directory, %j name, %S start
 _COLUMNS = _BETWEEN.join(("%i", "%T", "%r", "%N", "%Z", "%j", "%S")) + _AFTER
 
@@ -69,18 +73,16 @@ class SlurmFailed(LaunchError):
 
 
 @dataclass(eq=False)
-class SubmitFailed(LaunchError):
+class SubmitFailed(SlurmFailed):
     """A job was not accepted."""
 
-    command: str
-    said: str  # what it said, one line
     # 2 where what was asked for is wrong, else 1
     exit_code: int = int(ExitCode.ERROR)  # type: ignore[misc]
     unsure: bool = False  # whether the job may be there nevertheless, as there was no answer
 
     def __str__(self) -> str:
         maybe = "; the job may have been accepted nevertheless" if self.unsure else ""
-        return f"`{self.command}`: {self.said}{maybe}"
+        return f"{super().__str__()}{maybe}"
 
 
 @dataclass(eq=False)
@@ -181,8 +183,7 @@ def _run(
     ``apart``: whether it is to get no signal of this process's terminal.
     """
     path = _program(words[0])
-    shown = shlex.join(word for word in words if _BETWEEN not in word)
-    shown = shown if len(shown) <= 120 else f"{shown[:117]}..."
+    shown = shorten(shlex.join(word for word in words if _BETWEEN not in word), 120)
     # no pipe: who writes to one that is closed gets SIGPIPE, and a verb ends of that
     with tempfile.TemporaryFile() as file:
         file.write((given or "").encode("utf-8", "surrogateescape"))
@@ -252,13 +253,8 @@ def parse_queue(text: str) -> Iterator[QueuedJob]:
     for record in text.split(_AFTER):
         fields = record.lstrip("\n").split(_BETWEEN)
         if len(fields) == len(QueuedJob._fields):
-            id_, state, reason, nodes, directory, name, start = map(_value, fields)
-            yield QueuedJob(id_, state, reason, nodes, directory, name, _seconds(start))
-
-
-def _value(text: str) -> str:
-    """Return a value; empty for those of Slurm's words that say that there is none."""
-    return "" if text in {"(null)", "n/a", "N/A"} else text
+            *known, start = ("" if each in _NOTHING else each for each in fields)
+            yield QueuedJob._make([*known, _seconds(start)])
 
 
 def job_facts(id: str) -> JobFacts | None:  # noqa: A002 - as Slurm calls it
@@ -274,13 +270,7 @@ def job_facts(id: str) -> JobFacts | None:  # noqa: A002 - as Slurm calls it
     if len(found) < len(_FACTS):
         return None
     state, reason, restarts, end, preempted = found
-    return JobFacts(
-        state,
-        reason,
-        int(restarts) if restarts.isdecimal() else 0,
-        _seconds(end),
-        _seconds(preempted),
-    )
+    return JobFacts(state, reason, int(_seconds(restarts) or 0), _seconds(end), _seconds(preempted))
 
 
 # As wide as none of them is: where the columns end nothing else says.
@@ -373,10 +363,10 @@ def batch_text(
 ) -> str:
     """Return a batch file that runs a command once on each node.
 
-    ``directory``: the job's working directory, absolute. ``output``: path of the file for what all
-    of it writes; in its last part ``%A`` is the id of an array and ``%a`` the number of a task.
-    ``name``: unless the settings have one. ``array``: number of tasks, and how many of them may run
-    at the same time. ``retries``: whether a failure may put it back, whatever ``requeue`` says.
+    ``output``: path of the file for what all of it writes; in its last part ``%A`` is the id of an
+    array and ``%a`` the number of a task. ``name``: unless the settings have one. ``array``: number
+    of tasks, and how many of them may run at the same time. ``retries``: whether a failure may put
+    it back, whatever ``requeue`` says.
 
     Raises:
         ConfigError: a value cannot be written into a batch file.
@@ -393,9 +383,8 @@ def batch_text(
         "output": f"{folder.replace('%', '%%')}/{file}",
         "chdir": directory,
     }
-    taken_back = cluster.requeue
-    counts = (taken_back.preempted, taken_back.timeout, taken_back.node_failure)
-    ours["requeue" if retries or any(counts) else "no-requeue"] = True
+    comes_back = retries or any(astuple(cluster.requeue))
+    ours["requeue" if comes_back else "no-requeue"] = True
     if array is not None:
         ours["array"] = f"0-{array[0] - 1}%{array[1]}"
     refused = {*ours, "requeue", "no-requeue", "array", "error"}
@@ -474,14 +463,13 @@ _DEAF = ("sh", "-c", 'trap "" USR2; exec "$@"', "sh")
 
 
 def submit(text: str, path: str, *, holding: Collection[int] = ()) -> str:
-    """Write a batch file and submit it; return the job's id. It is tried once.
+    """Write a batch file, which only this user may read, and submit it; return the job's id.
 
-    ``text``: of the batch file. ``path``: where it goes; only this user may read it. ``holding``:
-    descriptors that sbatch has open until it has ended, also without this process.
+    It is tried once. ``holding``: descriptors that sbatch has open until it has ended, also without
+    this process.
 
     Raises:
         OutputError: the file cannot be written.
-        SlurmMissing: this machine has no Slurm.
         SubmitFailed: the job was not accepted, or nobody knows.
     """
     try:
@@ -571,11 +559,7 @@ def is_mistake(said: str) -> bool:
 
 
 def test_only(text: str) -> str | None:
-    """Ask whether a batch file would be accepted, without submitting it.
-
-    ``text``: of the batch file. Returns what is wrong with what it asks for, one line; None if
-    nothing is, or if nobody can say.
-    """
+    """Return what is wrong with what a batch file asks for, one line; None if nobody can say."""
     try:
         answer = _run("sbatch", "--test-only", given=text, environ=_submitting(text))
     except subprocess.TimeoutExpired:
@@ -590,15 +574,12 @@ def cancel(ids: Collection[str], *, signal: str | None = None, pending_only: boo
     (``TERM``) for the processes of their steps, which does not cancel them; None: they are
     cancelled. ``pending_only``: leave those that have started.
     """
-    words = ["scancel"]
-    if signal is not None:
-        words.append(f"--signal={signal}")
-    if pending_only:
-        words.append("--state=PENDING")
-    # a signal that came through is not sent twice
-    again = _BUSY if signal is None else _NOT_SENT
     if not ids:
         return
+    words = ["scancel", *([f"--signal={signal}"] if signal else [])]
+    words += ["--state=PENDING"] if pending_only else []
+    # a signal that came through is not sent twice
+    again = _BUSY if signal is None else _NOT_SENT
     answer = _ask(*words, *ids, again=again, known=_OVER)
     others = [line for line in answer.error.splitlines() if not _OVER.search(line)]
     if answer.status and any(map(str.strip, others)):

@@ -51,13 +51,10 @@ _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
 def expand_hosts(text: str) -> list[str]:
-    """Returns the names in a list of hosts as Slurm writes it, in its order.
+    """Returns the names in a list of hosts as Slurm writes it, in its order, or raises `Unfit`.
 
     The form is that of ``scontrol show hostnames``: numbers and ranges in brackets, as wide as the
     first number of a range is written; several brackets in a name count like an odometer.
-
-    Raises:
-        Unfit: it is none, or has more names than `MOST_NODES`.
     """
     text, names = text.strip(), list[str]()
     if not _HOSTS.fullmatch(text):
@@ -84,14 +81,7 @@ def _numbers(part: str) -> Iterator[str]:
 
 
 def parse_nnodes(value: object) -> tuple[int, int]:
-    """Reads how many nodes there may be.
-
-    ``value``: a number, or text: a number or ``MIN:MAX``. Returns the least and the most, at least
-    1 and in order.
-
-    Raises:
-        Unfit: it is neither.
-    """
+    """Reads a number of nodes or ``MIN:MAX``, at least 1 and in order, or raises `Unfit`."""
     if isinstance(value, int) and not isinstance(value, bool):
         parts = [value]
     else:
@@ -116,13 +106,9 @@ def format_nnodes(least: int, most: int) -> int | str:
 
 
 def parse_endpoint(value: object) -> tuple[str, int | None]:
-    """Reads where nodes meet.
+    """Reads ``host:port`` or ``[IPv6 address]:port``, either also without port, or raises `Unfit`.
 
-    ``value``: ``host:port``, ``[IPv6 address]:port``, or either of them without its port. Returns
-    the host, without brackets, and the port, None if it has none.
-
-    Raises:
-        Unfit: it is no such text.
+    Returns the host without brackets.
     """
     if not isinstance(value, str):
         number = isinstance(value, int) and not isinstance(value, bool)
@@ -137,14 +123,14 @@ def parse_endpoint(value: object) -> tuple[str, int | None]:
         address, bracket, rest = text[1:].partition("]")
         if not bracket or not is_ipv6(address) or (rest and not rest.startswith(":")):
             raise Unfit(_ENDPOINT, code="endpoint")
-        return address, _port(rest[1:]) if rest else None
+        return address, parse_port(rest[1:]) if rest else None
     if text.count(":") > 1:
         hint = f"write [{text}] or [{text}]:PORT" if is_ipv6(text) else ""
         raise Unfit(_ENDPOINT, hint, code="endpoint")
     host, colon, port = text.partition(":")
     if not _HOST.fullmatch(host):
         raise Unfit(_ENDPOINT, code="endpoint")
-    return host, _port(port) if colon else None
+    return host, parse_port(port) if colon else None
 
 
 def format_endpoint(host: str, port: int | None) -> str:
@@ -154,9 +140,7 @@ def format_endpoint(host: str, port: int | None) -> str:
 
 
 def parse_conf(value: object) -> dict[str, str | int | float | bool]:
-    """Reads further settings of a rendezvous.
-
-    ``value``: a mapping, or text as torchrun has it: ``k=v,k=v``. None for none.
+    """Reads further settings of a rendezvous: a mapping, or ``k=v,k=v`` as torchrun has it.
 
     Raises:
         Unfit: it is neither, or has a setting that has a place of its own.
@@ -172,28 +156,23 @@ def parse_conf(value: object) -> dict[str, str | int | float | bool]:
     if not isinstance(pairs, dict):
         raise Unfit(_CONF, code="type")
     for name, item in pairs.items():
-        _check_setting(name, item)
+        wrong = ""
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            wrong = f"{name!r} is no name"
+        elif name in _ELSEWHERE:
+            hint = f"leave {name} out: {_ELSEWHERE[name]}"
+            raise Unfit("settings that have no place of their own", hint, code="nodes")
+        elif not isinstance(item, (str, int, float)) or item == "":
+            wrong = f"{name} is neither text nor a number"
+        elif name in _WHOLE and not _is_number(str(item)):
+            wrong = f"{name} is a whole number, of seconds or tries"
+        if wrong:
+            raise Unfit(_CONF, detail=wrong, code="nodes")
     return pairs
 
 
-def _check_setting(name: object, item: object) -> None:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise Unfit(_CONF, detail=f"{name!r} is no name", code="nodes")
-    if name in _ELSEWHERE:
-        hint = f"leave {name} out: {_ELSEWHERE[name]}"
-        raise Unfit("settings that have no place of their own", hint, code="nodes")
-    if not isinstance(item, (str, int, float)) or item == "":
-        raise Unfit(_CONF, detail=f"{name} is neither text nor a number", code="nodes")
-    if name in _WHOLE and not _is_number(str(item)):
-        raise Unfit(_CONF, detail=f"{name} is a whole number, of seconds or tries", code="nodes")
-
-
 def parse_host(value: object) -> str:
-    """Reads the name or the address of a host.
-
-    Raises:
-        Unfit: it is neither.
-    """
+    """Reads the name or the address of a host, or raises `Unfit`."""
     if isinstance(value, str):
         text = value.strip()
         bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
@@ -202,16 +181,8 @@ def parse_host(value: object) -> str:
     raise Unfit("the name or the address of a host", code="endpoint")
 
 
-def parse_port(value: object) -> int:
-    """Reads the number of a port, 1 to 65535.
-
-    Raises:
-        Unfit: it is none.
-    """
-    return _port(str(value).strip())
-
-
-def _port(text: str) -> int:
+def parse_port(text: str) -> int:
+    """Reads the number of a port, 1 to 65535, or raises `Unfit`."""
     if not _is_number(text) or int(text) not in _PORTS:
         raise Unfit("a port from 1 to 65535", code="endpoint")
     return int(text)

@@ -507,7 +507,7 @@ class SlurmExecutor(Executor):
         try:
             self._look_at_queue()
             self._submit()
-        except (slurm.SlurmFailed, slurm.SubmitFailed) as error:
+        except slurm.SlurmFailed as error:
             if isinstance(error, slurm.SubmitFailed) and not slurm.is_silent(error.said):
                 raise
             self._note_silence(str(error))
