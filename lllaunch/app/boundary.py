@@ -23,7 +23,6 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
@@ -176,12 +175,10 @@ def _say(error: LaunchError | str) -> None:
 
     found: tuple[Diagnostic, ...] = getattr(error, "problems", ())
     placed = [problem for problem in found if problem.file and "://" not in problem.file]
-    rest = str(error)
-    # others say, too, what the problems are of
-    if placed and isinstance(error, (ConfigError, PlanRefused)):
-        left = replace(error, problems=tuple(each for each in found if each not in placed))
-        rest = str(left) if left.problems or getattr(left, "changes", ()) else ""
     lines = [(each.file, each.line, without_variables(each.said)) for each in placed]
+    # others say, too, what the problems are of
+    all_said = isinstance(error, (ConfigError, PlanRefused)) and len(placed) == len(found)
+    rest = "" if all_said and not getattr(error, "changes", ()) else str(error)
     announce_error(without_variables(rest), os.environ, lines)
 
 
@@ -289,10 +286,8 @@ def _wants_full_errors() -> bool:
     return os.environ.get("HYDRA_FULL_ERROR") == "1"
 
 
-# nodes, and a time of a cluster, that YAML reads as a number of base 60
-_UNQUOTED = rb"^[^#\n]*\b(%s): *(\d+(?::\d+)+) *(?=[,}#\n]|$)"
-_NNODES, _TIME = (re.compile(_UNQUOTED % key, re.MULTILINE) for key in (b"nnodes", b"time"))
-_CLUSTER = re.compile(rb"^cluster:.*(?:\n(?:[ \t].*)?)*", re.MULTILINE)
+# what YAML may read as a number of base 60
+_UNQUOTED = re.compile(rb"\b(nnodes|time): *\d+:")
 
 
 def expect_readable(path: str) -> None:
@@ -305,24 +300,23 @@ def expect_readable(path: str) -> None:
             data = file.read()
     except OSError:
         return  # Hydra says why
-    # a time of the user's own may be anything
-    node = _CLUSTER.search(data)
-    span = node.span() if node is not None else (0, 0)
-    span = (0, len(data)) if os.path.basename(os.path.dirname(path)) == CLUSTER else span
-    if (found := _NNODES.search(data) or _TIME.search(data, *span)) is not None:
-        line = data.count(b"\n", 0, found.start(1)) + 1
-        place = (relative_path(path, working_directory()), line)
-        value, message = found[2].decode(), "is a number of base 60 to YAML"
-        problem = Diagnostic("base-60", found[1].decode(), value, message, "quote it", *place)
-        raise ConfigError((problem,))
-    if b"&" not in data or b"*" not in data:
+    if (b"&" not in data or b"*" not in data) and _UNQUOTED.search(data) is None:
         return
     from lllaunch.config.document import parse  # noqa: PLC0415 - of such a file only
 
     try:
-        parse(data.decode("utf-8", "replace"), path, as_hydra=True)
+        document = parse(data.decode("utf-8", "replace"), path, as_hydra=True)
     except ConfigError as error:
         raise ConfigCompositionException(visible(str(error))) from None
+    of_cluster = os.path.basename(os.path.dirname(path)) == CLUSTER
+    for each in document.sexagesimals:
+        # a time of the user's own may be anything
+        key = str(each.path[-1])
+        if key == "nnodes" or (key == "time" and (of_cluster or each.path[0] == CLUSTER)):
+            place = (relative_path(path, working_directory()), each.line)
+            message = "is a number of base 60 to YAML"
+            problem = Diagnostic("base-60", key, each.text, message, "quote it", *place)
+            raise ConfigError((problem,))
 
 
 def _reporting_quietly(report: Callable[[Callable[[], Any]], Any]) -> Callable[..., Any]:

@@ -16,12 +16,14 @@ import copy
 import functools
 import importlib
 import io
+import itertools
 import logging
+import operator
 import os
 import pickle
 import re
 import sys
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,6 +35,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.config.read import register_resolvers
 from lllaunch.config.schema import schema_node
+from lllaunch.config.tree import leaf_items
+from lllaunch.difference import differences
 from lllaunch.errors import ConfigError, Diagnostic, NotPicklable, PackageMissing
 from lllaunch.hydra_compat import ConfigLoaderImpl, ConfigSearchPathImpl, Hydra, watch_apps
 from lllaunch.omegaconf_compat import root_of
@@ -223,25 +227,22 @@ _CALL = re.compile(r"\$\{[^${}:]+:[^${}]*\}")
 
 def settle(cfg: DictConfig) -> None:
     """Resolves every interpolation once, for the caches; what only workers can resolve is left."""
-    for node, key, text in _texts(cfg, OmegaConf.to_container(cfg, resolve=False)):
+    for path, text in _interpolated(OmegaConf.to_container(cfg, resolve=False)):
+        node: Any = functools.reduce(operator.getitem, path[:-1], cfg)
         # a part that only workers can resolve hides the others: these are tried alone, too
         alone = [
             (OmegaConf.create({"call": call}, parent=node), "call") for call in _CALL.findall(text)
         ]
-        for owner, name in [(node, key), *alone]:
+        for owner, name in [(node, path[-1]), *alone]:
             # resolvers are the user's code; the worker meets it again
             with contextlib.suppress(Exception):
                 owner[name]
 
 
-def _texts(node: Any, plain: Any) -> Iterator[tuple[Any, Any, str]]:
-    """All texts with an interpolation: the container, the key in it, the text as written."""
-    items = plain.items() if isinstance(plain, dict) else enumerate(plain)
-    for key, value in items:
-        if isinstance(value, (dict, list)):
-            yield from _texts(node[key], value)
-        elif isinstance(value, str) and "${" in value:
-            yield node, key, value
+def _interpolated(plain: Any) -> list[tuple[tuple[Any, ...], str]]:
+    """All texts with an interpolation, with their paths."""
+    every = leaf_items(plain)
+    return [(path, text) for path, text in every if isinstance(text, str) and "${" in text]
 
 
 class _WorkerHydra(Hydra):
@@ -349,23 +350,16 @@ def run_in_worker(function: Callable[[Any], Any], cfg: DictConfig) -> Any:
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     overrides = HydraConfig.get().overrides.task
     given = {word.lstrip("+~").partition("=")[0].replace("/", ".") for word in overrides}
-    read = any("launch" in text for _, _, text in _texts(cfg, plain))
-    if not read and not _says_more(plain.get("launch"), schema_node(), "launch", given):
+    own = any("launch" in text for _, text in _interpolated(plain)) or any(
+        given.isdisjoint(itertools.accumulate(map(str, change.path), "{}.{}".format))
+        for change in differences(
+            {"launch": schema_node()}, {"launch": plain.get("launch")}, ordered=False
+        )
+    )
+    if not own:
         with read_write(cfg), open_dict(cfg):
             cfg.pop("launch", None)
     return function(cfg)
-
-
-def _says_more(node: Any, default: Any, key: str, given: Container[str]) -> bool:
-    """Whether a node says more than its default and the command line."""
-    if key in given or node == default:
-        return False
-    if not isinstance(node, dict):
-        return True
-    defaults = default if isinstance(default, dict) else {}
-    return any(
-        _says_more(item, defaults.get(name), f"{key}.{name}", given) for name, item in node.items()
-    )
 
 
 def _configure_logging() -> None:

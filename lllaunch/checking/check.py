@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import multiprocessing
 import os
+import pickle
 import re
+import select
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from lllaunch.app.compose import ComposeFailed, Composition, ConfigRequest, review_sweep
 from lllaunch.app.configs import DIRECTORY, PRIMARY
 from lllaunch.app.gate import expect_lock, lock_name, policy_of
+from lllaunch.app.sweeping.probes import answering_fork
 from lllaunch.checking.findings import REFUSED, WRONG, Checked, CheckedDiagnostic, Outcome, merged
 from lllaunch.checking.tree import (
     ConfigFile,
@@ -224,19 +226,12 @@ def _composed_changes(
 
 def in_fork(work: Callable[[], T], seconds: float) -> T | None:
     """Return what a function returns in a process of its own; None if it takes longer, or dies."""
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=lambda: there.send(work()), daemon=True)
-    process.start()
-    there.close()
-    try:
-        return here.recv() if here.poll(seconds) else None
-    except EOFError:
-        return None
-    finally:
-        process.kill()
-        process.join()
-        here.close()
+    with answering_fork(lambda _: work(), [None]) as answers:
+        if select.select([answers], [], [], seconds)[0]:
+            with contextlib.suppress(EOFError, pickle.UnpicklingError):
+                answer: T | None = pickle.load(answers)[0]  # noqa: S301 - of our own fork
+                return answer
+    return None
 
 
 def compose_problem(

@@ -238,7 +238,7 @@ def map_in_forks(
     """
     with contextlib.ExitStack() as stack:
         pipes = [
-            stack.enter_context(_fork(function, items[place::processes]))
+            stack.enter_context(answering_fork(function, items[place::processes]))
             for place in range(min(processes, len(items)))
         ]
         for place in range(len(items)):
@@ -252,8 +252,11 @@ def map_in_forks(
 
 
 @contextlib.contextmanager
-def _fork(function: Callable[[A], object], items: Sequence[A]) -> Iterator[IO[bytes]]:
-    """The pipe that a fork writes its answers to; the fork is gone afterwards."""
+def answering_fork(function: Callable[[A], object], items: Sequence[A]) -> Iterator[IO[bytes]]:
+    """The pipe that a fork writes its answers to: pairs of what the function returned, and None.
+
+    Or None and the `LaunchError` that it raised. The fork is gone afterwards.
+    """
     flush_streams()
     read, write = os.pipe2(os.O_CLOEXEC)
     parent, ignored = os.getpid(), forks.ignored_at_start()
