@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PATIENCE = 10.0
 """How long to wait for what a killed launcher has left, seconds."""
+LOST_NODE_PATIENCE = 120.0
+"""How long the lock of a node may last that is lost, seconds: NFS gives it 90."""
 _SIGNED = re.compile(r"pid (\d+) on (.*)\n?")
 """What a launcher writes into the lock that it holds: its process id and its host's name."""
 _LONGEST = 256  # bytes of that, at most

@@ -40,7 +40,6 @@ from lllaunch.app.gate import GuardedLoader, JobOf, admit, has_rules
 from lllaunch.app.planning import (
     load,
     locating,
-    modules_of,
     perform,
     plain,
     plan_job,
@@ -49,7 +48,7 @@ from lllaunch.app.sweeping.sweeper import completed
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.hydra_compat import Seam, keeping_lists
-from lllaunch.locks import PATIENCE
+from lllaunch.locks import LOST_NODE_PATIENCE, PATIENCE
 from lllaunch.omegaconf_compat import root_of
 from lllaunch.results.index import remember
 from lllaunch.run.directory import SUBMISSION, RunDirectory
@@ -71,8 +70,6 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 _UNSPECIFIED: Any = object()
 _MARK = "__lllaunch__"
-# How long the lock of a node may last that is lost, seconds: NFS gives it 90.
-_LOST_NODE_PATIENCE = 120.0
 
 
 class Jobs:
@@ -206,7 +203,7 @@ class Jobs:
         again = self._batch is not None and self._batch.continues
         return RunDirectory.claim(
             path,
-            _LOST_NODE_PATIENCE if again else PATIENCE,
+            LOST_NODE_PATIENCE if again else PATIENCE,
             lambda text: print(f"lllaunch: {text}", file=sys.stderr),
             alone=again,
         )
@@ -243,7 +240,9 @@ class Jobs:
             quiet=self.quiet,
         )
         if self._again is not None:
-            self._again.expect(spec)
+            from lllaunch.config.plan import expect_same  # noqa: PLC0415 - a plain run needs none
+
+            expect_same(spec, self._again.plan, self._again.path)
         config = root_of(node)
         # one moment for both
         OmegaConf.copy_cache(cfg, config)
@@ -277,7 +276,7 @@ class Jobs:
     def _execute(self, cfg: DictConfig) -> RunResult:
         # --cfg and --help say nothing
         from lllaunch.console.console import Console  # noqa: PLC0415
-        from lllaunch.run.build import BuildQuery  # noqa: PLC0415
+        from lllaunch.run.build import BuildQuery, modules_of  # noqa: PLC0415
 
         spec = self._planned or self._decide(cfg)
         link, path = self._latest
@@ -288,11 +287,11 @@ class Jobs:
         log_dir = spec.directory
         if self._batch is None and os.path.lexists(os.path.join(log_dir, SUBMISSION)):
             # of an earlier run in this directory
-            from lllaunch.app.batch import replace_submission  # noqa: PLC0415
+            from lllaunch.app.submitting import replace_submission  # noqa: PLC0415
 
             replace_submission(log_dir)
         if spec.cluster is not None and self._batch is None:
-            from lllaunch.app.batch import submit_run  # noqa: PLC0415 - for a cluster only
+            from lllaunch.app.submitting import submit_run  # noqa: PLC0415 - for a cluster only
 
             node: Any = HydraConfig.get()
             name = experiment_name(root_of(node)) or str(node.job.name)

@@ -1,4 +1,4 @@
-"""A run that goes to a cluster: how it is submitted and followed, and what its batch job does.
+"""What a batch job does: the run that was submitted from a directory, or several of a sweep.
 
 The run that was submitted from a directory is run there: its plan.yaml is read as `rerun` reads
 one, and is resolved on that machine. Afterwards the job's first node decides whether the run goes
@@ -16,29 +16,32 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from msgspec import structs
+from omegaconf import OmegaConf
 
 from lllaunch.app.command_line import prestarted
 from lllaunch.cluster import slurm
 from lllaunch.cluster.values import expand_hosts
+from lllaunch.config.nodes import HostContext
+from lllaunch.config.plan import config_of, expect_same, plan_config, plan_hash, read_plan
+from lllaunch.config.resolve import resolve
 from lllaunch.console.console import Console
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError, SnapshotFailed, Unfit
 from lllaunch.exit_codes import ExitCode
 from lllaunch.files import open_file
-from lllaunch.results.index import remember
-from lllaunch.results.locate import entry_now, locate
-from lllaunch.results.queue import BatchQueue, queue_text
-from lllaunch.results.store import read_overrides, read_run
-from lllaunch.run.directory import LOCK_NAME, PLAN, SUBMISSION
-from lllaunch.run.files import naming, write_atomic
+from lllaunch.locks import LOST_NODE_PATIENCE, PATIENCE
+from lllaunch.review.paths import locks_all, policy_path, tree_top
+from lllaunch.run.build import BuildQuery, modules_of
+from lllaunch.run.directory import LOCK_NAME, PLAN, SUBMISSION, RunDirectory
+from lllaunch.run.execute import Run
+from lllaunch.run.files import naming
 from lllaunch.run.result import KilledBySignal, NodeGone, RunResult, known_result
-from lllaunch.run.snapshot import Snapshot, free_place, hold, let_go, remove, take
+from lllaunch.run.snapshot import Snapshot, let_go
 from lllaunch.run.submission import (
     FUNCTION,
     LOG,
-    SCRIPT,
     BatchEnded,
     BatchJob,
     BatchStarted,
@@ -48,32 +51,22 @@ from lllaunch.run.submission import (
     account_of,
     append,
     decide,
-    forget_submission,
     read_submission,
 )
 from lllaunch.spawner.forks import flush_streams
-from lllaunch.spawner.protocol import Function
 from lllaunch.sweep.arrays import holder_of, read_tasks
 from lllaunch.sweep.history import forget_result
 from lllaunch.sweep.schedule import cause_of
 from lllaunch.text import first_line
-from lllaunch.words import shown_path
-from lllaunch.workers.tail import Follower
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
-
     from lllaunch.app.own_worker import UserFunction
-    from lllaunch.app.rerun import RerunRequest
     from lllaunch.cluster.slurm import Ending, JobFacts
+    from lllaunch.run.build import Build
     from lllaunch.run.submission import Account, RequeueCause
     from lllaunch.spawner.client import Spawner
-    from lllaunch.spec import Cluster, LaunchSpec, Requeue
+    from lllaunch.spec import LaunchSpec, Requeue
 
-# Of a snapshot that is no other run's.
-_HOLDER = "run"
-# Between two looks at a queue, seconds: at first.
-_PAUSE = 1.0
 # Seconds that a command to Slurm may take: there are not many more from a signal to SIGKILL.
 _PATIENCE = 10.0
 
@@ -96,206 +89,6 @@ def read_function(directory: str) -> UserFunction | None:
     except OSError as error:
         raise OutputError(path, error.strerror or str(error)) from error
     return found
-
-
-def replace_submission(directory: str) -> None:
-    """Forget an earlier submission of a directory, where another run is to begin.
-
-    One whose batch job is not over, as far as anybody can tell, is a `ConfigError`.
-    """
-    submission, ended = read_submission(directory), account_of(directory).last
-    if submission and not submission.refused and not isinstance(ended, BatchEnded):
-        queue = BatchQueue()
-        job = queue.find(submission)
-        if job is not None or (slurm.available() and not queue.answers):
-            what = f"batch job {submission.job}" if submission.job else "a batch job"
-            known = queue_text(job) if job is not None else "Slurm does not answer"
-            message = f"is the directory of {what}, which is not over ({known})"
-            hint = "stop it, wait for it, or choose another directory with hydra.run.dir=..."
-            problem = Diagnostic("in-use", "hydra.run.dir", repr(directory), message, hint)
-            raise ConfigError((problem,))
-    forget_submission(directory)
-
-
-def make_ready(
-    spec: LaunchSpec,
-    cfg: DictConfig,
-    user: UserFunction | None,
-    snapshot: Snapshot | None,
-    directory: str,
-) -> None:
-    """Write what a batch job needs to run a run: its plan, and what workers call.
-
-    Hydra's config is that of the job; ``user`` is as for `lllaunch.app.planning.plan_job`. Workers
-    that could only be forked from this process are a `ConfigError`.
-    """
-    from lllaunch.config.plan import plan_config  # noqa: PLC0415 - batch jobs begin without Hydra
-
-    # of an earlier submission, whose end is not this one's
-    forget_submission(directory)
-    if user is not None:
-        if snapshot is not None:
-            user = user._replace(place=snapshot.place)
-        target = user.target(cfg)
-        if not isinstance(target, Function):
-            message = (
-                f"needs a function that workers can import, and {user.entrypoint.text} is none"
-            )
-            hint = "put it at the top level of its module"
-            raise ConfigError((Diagnostic("cluster", "cluster", "", message, hint),))
-        submitted = user._replace(function=target, place=str)
-        data = pickle.dumps(submitted, pickle.HIGHEST_PROTOCOL)
-        former = os.umask(0o077)
-        try:
-            write_atomic(os.path.join(directory, FUNCTION), data)
-        finally:
-            os.umask(former)
-    plan = plan_config(spec).encode("utf-8", "surrogateescape")
-    write_atomic(os.path.join(directory, PLAN), plan)
-
-
-def command_of(*words: str) -> list[str]:
-    """Return the command line of a batch job."""
-    return [sys.executable, "-m", "lllaunch", "job", *words]
-
-
-def batch_text(spec: LaunchSpec, name: str) -> str:
-    """Return the batch file of a run; the name is for a job whose settings have none."""
-    cluster = spec.cluster
-    assert cluster is not None
-    return slurm.batch_text(
-        cluster,
-        command=command_of(spec.output_dir),
-        directory=spec.output_dir,
-        output=os.path.join(spec.output_dir, LOG),
-        name=name,
-    )
-
-
-def submit_run(
-    spec: LaunchSpec,
-    cfg: DictConfig,
-    user: UserFunction | None,
-    name: str,
-    release: Callable[[], object],
-) -> RunResult:
-    """Submit a run whose directory is claimed and has its ``.hydra``, and follow it if asked.
-
-    ``cfg`` and ``user`` are as for `make_ready`, ``name`` is for a batch job whose settings have
-    none. ``release`` gives the directory back, before the batch job can start. A run that is left
-    alone ends the app.
-    """
-    cluster, directory, console = spec.cluster, spec.output_dir, Console()
-    assert cluster is not None
-    if spec.log_dir != directory:
-        message = "is another directory than Hydra's, where the run of a cluster keeps its files"
-        hint = "leave it out, and set hydra.run.dir"
-        raise ConfigError((Diagnostic("cluster", "launch.log_dir", "", message, hint),))
-    remember(directory, spec.runtime_cwd, os.environ)
-    slurm.expect_available()
-    replace_submission(directory)
-    text = batch_text(spec, name)
-    problem = slurm.test_only(text)
-    if problem is not None:
-        raise slurm.SubmitFailed("sbatch --test-only", problem, exit_code=int(ExitCode.CONFIG))
-    snapshot = None
-    if cluster.snapshot != "none":
-        snapshot = take(spec.runtime_cwd, free_place(directory), os.environ, console.note)
-    make_ready(spec, cfg, user, snapshot, directory)
-    submission = Submission.of(cluster, directory, snapshot=snapshot, holder=_HOLDER)
-    if snapshot is not None and cluster.snapshot == "temporary":
-        hold(snapshot, [_HOLDER])
-    # its id may be lost with this process; the directory then tells which it is
-    submission.write(directory)
-    # that of a former run would be taken for this one's
-    forget_result(directory)
-    release()
-    # a Ctrl-C waits until it is known what is in the queue
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        job = slurm.submit(text, os.path.join(directory, SCRIPT))
-        submission = structs.replace(submission, job=job)
-        submission.write(directory)
-    except slurm.SubmitFailed as error:
-        if not error.unsure:
-            forget_submission(directory)
-            # whoever finds the directory is told why nothing runs
-            refused = structs.replace(submission, refused=error.said, snapshot=None, holder="")
-            refused.write(directory)
-            if snapshot is not None:
-                remove(snapshot)
-        raise
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
-    where = shown_path(directory, os.getcwd())
-    console.note(f"submitted job {submission.job}, the run is in {where}")
-    result = _follow(directory, console, cluster.poll_s) if follows(cluster) else None
-    if result is None:
-        from lllaunch.app.boundary import AppEnded  # noqa: PLC0415 - as above
-
-        raise AppEnded(ExitCode.SUCCESS)
-    return result
-
-
-def follows(cluster: Cluster) -> bool:
-    """Return whether the launcher stays until a run is over."""
-    if cluster.detach is not None:
-        return not cluster.detach
-    return sys.stdout.isatty()
-
-
-def ask(what: str) -> Literal["leave", "cancel", "follow"]:
-    """Ask on the terminal what Ctrl-C is to mean for a job; another one means to leave it."""
-    sys.stderr.write(f"\nlllaunch: leave {what}, cancel, or follow on? [L/c/f] ")
-    sys.stderr.flush()
-    try:
-        answer = sys.stdin.readline().strip().lower()
-    except KeyboardInterrupt:
-        return "leave"
-    return "cancel" if answer[:1] == "c" else "follow" if answer[:1] == "f" else "leave"
-
-
-def _follow(directory: str, console: Console, longest: float) -> RunResult | None:
-    """Show a submitted run until it is over, and return what became of it; None if it is left."""
-    follower = Follower("follow", elsewhere=True)
-    follower.add(os.path.join(directory, LOG), b"", sys.stdout)
-    follower.start()
-    queue, said, pause = BatchQueue(), "", _PAUSE
-    try:
-        while True:
-            try:
-                queue.forget()
-                entry = entry_now(locate(directory), queue)
-                if not entry.queue:
-                    entry, result = read_run(locate(directory), queue)
-                    break
-                if entry.queue != said:
-                    said = entry.queue
-                    console.note(f"job {entry.batch_job}: {entry.queue}")
-                time.sleep(pause)
-                pause = min(pause * 1.2, longest)
-            except KeyboardInterrupt:
-                pause = _PAUSE
-                where = shown_path(directory, os.getcwd())
-                asks = sys.stdin.isatty() and sys.stderr.isatty()
-                answer = ask("the job") if asks else "leave"
-                submission = read_submission(directory)
-                if answer == "cancel" and submission is not None and submission.job:
-                    slurm.cancel([submission.job])
-                elif answer == "leave":
-                    console.note(
-                        f"left; 'lllaunch logs -f {where}' follows it, "
-                        f"'lllaunch stop {where}' ends it"
-                    )
-                    return None
-        if entry.exit_code is not None and result is not None:
-            return result
-        why = f": {entry.root_cause}" if entry.root_cause else ""
-        console.warning(f"the run has ended without a result{why}; see {LOG}")
-        code = int(ExitCode.ERROR) if entry.exit_code is None else entry.exit_code
-        return RunResult("error", code, directory)
-    finally:
-        follower.stop()
 
 
 def job_id() -> str:
@@ -339,7 +132,6 @@ def run_in_job(
         leads=first,
         continues=account.starts > 0 if first else restart_count() > 0,
         snapshot=submission.snapshot,
-        overrides=None if submission.directory else read_overrides(directory),
     )
     signal.signal(signal.SIGTERM, batch.remember)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -368,23 +160,72 @@ def run_in_job(
     return code
 
 
-def _run(batch: BatchJob, _: Submission) -> int:
-    from lllaunch.app.rerun import read_submitted  # noqa: PLC0415 - Hydra is imported
-
-    again = read_submitted(batch.directory)
-    enter_code(again.cwd, batch.snapshot)
+def _run(batch: BatchJob, submission: Submission) -> int:
+    enter_code(submission.cwd, batch.snapshot)
     with prestarted(()) as spawner:
-        return perform(batch, again, spawner)
+        return perform(batch, submission, spawner)
 
 
-def perform(batch: BatchJob, again: RerunRequest, spawner: Spawner | None) -> int:
-    """Run what was submitted; return its exit code."""
-    from lllaunch.app.gate import admit_directory  # noqa: PLC0415 - as above
-    from lllaunch.app.rerun import run_again  # noqa: PLC0415 - as above
+def perform(
+    batch: BatchJob,
+    submission: Submission,
+    spawner: Spawner | None,
+    spec: LaunchSpec | None = None,
+) -> int:
+    """Run what was submitted; return its exit code.
 
-    admit_directory(batch.directory)
-    sys.argv[1:] = []
-    return run_again(again, spawner, batch)
+    To import Hydra, and to compose the plan as a config, takes most of the time of a short job: it
+    is done only where the plan is not all that there is, or something says what may run.
+
+    ``spec``: as `spec_of` has it, if that is known.
+    """
+    cwd = os.getcwd()
+    if not submission.plain or locks_all(os.environ) or policy_path(tree_top(cwd), os.environ):
+        from lllaunch.app.gate import admit_directory  # noqa: PLC0415 - Hydra is imported
+        from lllaunch.app.rerun import read_submitted, run_again  # noqa: PLC0415 - as above
+
+        admit_directory(batch.directory)
+        sys.argv[1:] = []
+        if not submission.directory:
+            from lllaunch.results.store import read_overrides  # noqa: PLC0415 - as above
+
+            batch.overrides = read_overrides(batch.directory)
+        return run_again(read_submitted(batch.directory), spawner, batch)
+    console = Console()
+    query = BuildQuery(cwd)
+    try:
+        spec = spec or spec_of(batch.directory)
+        modules, own, snapshot = modules_of(spec), [batch.directory], batch.snapshot
+
+        def build() -> Build:
+            found = query.result(modules=modules, own=own)
+            return found if snapshot is None else snapshot.build(found)
+
+        patience = LOST_NODE_PATIENCE if batch.continues else PATIENCE
+        with RunDirectory.claim(
+            batch.directory, patience, console.note, alone=batch.continues
+        ) as held:
+            plan = plan_config(spec), plan_hash(spec)
+            run = Run(spec, *plan, console, spawner, build=build, directory=held, job=batch)
+            batch.outcome, batch.ran = run.execute(), True
+    except LaunchError as error:
+        console.refused(str(error))
+        return int(error.exit_code)
+    finally:
+        query.close()
+    return batch.outcome.exit_code
+
+
+def spec_of(directory: str) -> LaunchSpec:
+    """Decide what the run of a plan is that needs nothing else, here and in this directory."""
+    path, cwd = os.path.join(directory, PLAN), os.getcwd()
+    plan = read_plan(path)
+    places = {"runtime.output_dir": directory, "runtime.cwd": cwd}
+    OmegaConf.register_new_resolver("hydra", places.__getitem__, replace=True)
+    around = HostContext(runtime_cwd=cwd, output_dir=directory, job_cwd=cwd, submitted=True)
+    spec = resolve(OmegaConf.create(config_of(plan)), around)
+    expect_same(spec, plan, path)
+    return spec
 
 
 def end_of(directory: str, account: Account) -> BatchEnded | None:

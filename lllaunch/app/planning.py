@@ -168,13 +168,6 @@ def in_snapshot(spec: LaunchSpec, snapshot: Snapshot, environ: Mapping[str, str]
     )
 
 
-def modules_of(spec: LaunchSpec) -> list[str]:
-    """Modules that a config names: what they belong to is worth knowing the version of."""
-    entrypoint = spec.entrypoint
-    named = [entrypoint.name] if entrypoint.form in {"function", "module"} else []
-    return [*spec.imports, *named]
-
-
 def plain(value: ReturnValue | None) -> Any:
     """Returns a worker's value if it is JSON and small, else None; unpickles nothing."""
     return json.loads(value.json) if value is not None and value.json is not None else None

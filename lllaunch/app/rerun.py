@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 from hydra.core.config_store import ConfigStore
@@ -21,39 +20,22 @@ from omegaconf.errors import OmegaConfBaseException
 from lllaunch.app.app import Jobs, run
 from lllaunch.app.boundary import reason_of
 from lllaunch.app.configs import AGAIN, EXPERIMENTS, PRIMARY, unlocked
-from lllaunch.config.cluster import CLUSTER_KEYS
 from lllaunch.config.document import parse, read_text
-from lllaunch.config.plan import SOURCES, complete, portable_plan
+from lllaunch.config.plan import config_of, read_plan
 from lllaunch.config.tree import value_at
-from lllaunch.difference import Change, differences, text_lines
-from lllaunch.errors import ConfigError, Diagnostic, LaunchError
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.secret_names import redacted_overrides
 
 if TYPE_CHECKING:
     from lllaunch.app.own_worker import UserFunction
     from lllaunch.run.submission import BatchJob
     from lllaunch.spawner.client import Spawner
-    from lllaunch.spec import LaunchSpec
 
 PLAN = "plan.yaml"
 _CONFIG, _HYDRA = ".hydra/config.yaml", ".hydra/hydra.yaml"
 # What of Hydra's node bears on the job, and not on where and how it is started.
 _KEPT = ("callbacks", "hydra_logging", "job_logging", "job.env_set", "job.chdir")
 _OURS = "lllaunch.conf"
-
-
-@dataclass(eq=False)
-class PlanChanged(LaunchError):
-    """A plan differs from its plan.yaml now (old is what that says); nothing was started."""
-
-    path: str
-    changes: tuple[Change, ...]
-    exit_code: ClassVar[int] = ExitCode.REFUSED
-
-    def __str__(self) -> str:
-        lines = [f"the plan comes to another one than {self.path} now:"]
-        return "\n".join([*lines, *(f"  {line}" for line in text_lines(self.changes))])
 
 
 class RerunRequest(NamedTuple):
@@ -65,12 +47,6 @@ class RerunRequest(NamedTuple):
     config: Mapping[Any, Any]  # the primary config of the new run
     cwd: str  # where the first run was started; empty if nothing says
     function: UserFunction | None = None  # what workers call, if the plan does not say it
-
-    def expect(self, spec: LaunchSpec) -> None:
-        """Raise `PlanChanged` unless a run is the same again."""
-        changes = differences(complete(self.plan, SOURCES), portable_plan(spec, SOURCES))
-        if changes:
-            raise PlanChanged(self.path, changes)
 
 
 def read_again(directory: str) -> RerunRequest:
@@ -96,10 +72,7 @@ def read_submitted(directory: str) -> RerunRequest:
 
 def _read_plan(directory: str, *, expect_named: bool) -> RerunRequest:
     path = os.path.join(directory, PLAN)
-    plan = parse(read_text(path), path).data
-    shaped = isinstance(plan, dict) and isinstance(plan.get("launch"), dict)
-    if not shaped or not isinstance(plan.get("cluster", {}), dict):
-        raise ConfigError((Diagnostic("plan", path, "", "is no plan (launch: {...})"),))
+    plan = read_plan(path)
     rest, hydra = (_read(os.path.join(directory, name)) for name in (_CONFIG, _HYDRA))
 
     def former(key: str) -> Any:
@@ -116,14 +89,11 @@ def _read_plan(directory: str, *, expect_named: bool) -> RerunRequest:
         above, _, last = key.rpartition(".")
         if (value := former(key)) is not None:
             (kept.setdefault(above, {}) if above else kept)[last] = value
-    # what it does not name is what it was then, whatever the defaults are now
-    completed = complete(plan, SOURCES)
     locked = value_at(rest, ["launch", "locked"]) or False
-    config = {**rest, "launch": {**completed["launch"], "locked": locked}, "hydra": kept}
     # what the plan does not say of it is no part of the run
-    config.pop("cluster", None)
-    if "cluster" in completed:
-        config["cluster"] = {**dict.fromkeys(CLUSTER_KEYS), **completed["cluster"]}
+    rest.pop("cluster", None)
+    config = {**rest, **config_of(plan), "hydra": kept}
+    config["launch"]["locked"] = locked
     return RerunRequest(path, plan, config, str(former("runtime.cwd") or ""))
 
 

@@ -7,17 +7,22 @@ import functools
 import operator
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, cast
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
 from lllaunch.cluster.values import format_nnodes
-from lllaunch.config.cluster import CLUSTER_DEFAULTS, written_cluster
+from lllaunch.config.cluster import CLUSTER_DEFAULTS, CLUSTER_KEYS, written_cluster
 from lllaunch.config.command import PREFLIGHT
+from lllaunch.config.document import parse, read_text
 from lllaunch.config.kinds import KINDS, with_spin
 from lllaunch.config.nodes import NO_ID, RDZV_DEFAULTS, written_rdzv
 from lllaunch.config.tree import conceal
 from lllaunch.config.values import write_mask
+from lllaunch.difference import Change, differences, text_lines
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError
+from lllaunch.exit_codes import ExitCode
 from lllaunch.launch_settings import ABSENT, PLANNED, SETTINGS
 from lllaunch.spec import LaunchSpec, rank_key
 from lllaunch.sweep.fingerprint import identity
@@ -52,6 +57,46 @@ def plan_config(spec: LaunchSpec) -> str:
     interpolations.
     """
     return dump_yaml(essential(portable_plan(spec, SOURCES)))
+
+
+def read_plan(path: str) -> dict[str, Any]:
+    """Read what `plan_config` wrote; a `ConfigError` if it is no plan."""
+    plan = parse(read_text(path), path).data
+    shaped = isinstance(plan, dict) and isinstance(plan.get("launch"), dict)
+    if not shaped or not isinstance(plan.get("cluster", {}), dict):
+        raise ConfigError((Diagnostic("plan", path, "", "is no plan (launch: {...})"),))
+    return cast("dict[str, Any]", plan)
+
+
+def config_of(plan: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config that a plan is.
+
+    What it does not name is what it was then, whatever the defaults are now.
+    """
+    config = complete(plan, SOURCES)
+    if "cluster" in config:
+        config["cluster"] = {**dict.fromkeys(CLUSTER_KEYS), **config["cluster"]}
+    return config
+
+
+@dataclass(eq=False)
+class PlanChanged(LaunchError):
+    """A plan differs from its plan.yaml now (old is what that says); nothing was started."""
+
+    path: str
+    changes: tuple[Change, ...]
+    exit_code: ClassVar[int] = ExitCode.REFUSED
+
+    def __str__(self) -> str:
+        lines = [f"the plan comes to another one than {self.path} now:"]
+        return "\n".join([*lines, *(f"  {line}" for line in text_lines(self.changes))])
+
+
+def expect_same(spec: LaunchSpec, plan: Mapping[str, Any], path: str) -> None:
+    """Raise `PlanChanged` unless a run is what was read from a file."""
+    changes = differences(complete(plan, SOURCES), portable_plan(spec, SOURCES))
+    if changes:
+        raise PlanChanged(path, changes)
 
 
 def plan_hash(spec: LaunchSpec) -> str:

@@ -14,10 +14,14 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from lllaunch.documents import Record
+
+if TYPE_CHECKING:
+    from lllaunch.spec import LaunchSpec
 
 _KILLED_WITHIN = 1.0  # seconds
 # Nothing of the repository's is to be run, and nothing to be written in it.
@@ -180,6 +184,13 @@ def build_facts(
 ) -> Build:
     """Returns what is built from a directory, as `BuildQuery` does; waits `PATIENCE` at most."""
     return BuildQuery(cwd, environ).result(own=own)
+
+
+def modules_of(spec: LaunchSpec) -> list[str]:
+    """Modules that a config names: what they belong to is worth knowing the version of."""
+    entrypoint = spec.entrypoint
+    named = [entrypoint.name] if entrypoint.form in {"function", "module"} else []
+    return [*spec.imports, *named]
 
 
 class BuildQuery:

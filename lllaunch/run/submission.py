@@ -65,6 +65,9 @@ class Submission(Record, frozen=True):
     job: Text = ""
     # the working directory of the batch job, absolute, by which Slurm knows it, too
     directory: str = ""
+    cwd: str = ""  # where the command was given
+    # whether its plan is all that a run needs, and Hydra has no part in it
+    plain: bool = False
     time_ns: int = 0
     host: str = ""
     # how often it goes back into the queue after the cluster has ended it

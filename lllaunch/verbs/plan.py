@@ -23,7 +23,6 @@ from lllaunch.app.compose import (
 )
 from lllaunch.app.configs import unlocked
 from lllaunch.app.gate import policy_of, variables_of_hydra
-from lllaunch.app.planning import modules_of
 from lllaunch.config.fields import Findings
 from lllaunch.config.plan import dump_yaml, essential
 from lllaunch.config.tree import leaf_items
@@ -44,7 +43,7 @@ from lllaunch.review.lock import (
     write_lock,
 )
 from lllaunch.review.paths import tree_top
-from lllaunch.run.build import Build, BuildQuery
+from lllaunch.run.build import Build, BuildQuery, modules_of
 from lllaunch.secret_names import Redactor, redacted_overrides
 from lllaunch.text import first_line
 from lllaunch.verbs.manifest import add_manifest_flags, show_trainjob
@@ -272,7 +271,7 @@ def _batch_file(run: Reviewed, *, portable: bool) -> dict[str, Any]:
     if spec.cluster is None or portable:
         return {}
     # only of what goes to a cluster
-    from lllaunch.app.batch import batch_text  # noqa: PLC0415
+    from lllaunch.app.submitting import batch_text  # noqa: PLC0415
     from lllaunch.cluster import slurm  # noqa: PLC0415
 
     # of a run that is named after the moment nobody knows the directory yet

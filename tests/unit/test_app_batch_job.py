@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -184,3 +186,40 @@ def test_what_a_task_has_said_is_in_the_log_of_its_run(
     assert not log.exists()
     assert (own / "launcher.log").read_text() == "a module is missing\n"
     assert redirected == [str(own / "launcher.log")] * 2
+
+
+TASK = """
+import sys
+from lllaunch.verbs.job import main
+code = main(["--array", sys.argv[1]])
+print(code, "hydra" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "last"),
+    [("redirects: all", 3, "3 False"), ("collapse: maybe", 2, "2 False")],
+)
+def test_a_plan_that_is_all_that_a_run_needs_is_run_without_hydra(
+    tmp_path: Path, said: str, code: int, last: str
+) -> None:
+    run, array = tmp_path / "0", tmp_path / "submitted"
+    run.mkdir()
+    array.mkdir()
+    launch = "entrypoint: sh, args: [-c, exit $0, '${oc.env:CODE}'], cwd: '${hydra:runtime.cwd}'"
+    (run / "plan.yaml").write_text(f"launch: {{{launch}, {said}}}\n")
+    write_tasks(str(array), Array(Cluster(), ((ArrayJob(0, str(run)),),)))
+    Submission("7", str(array), cwd=str(tmp_path), plain=True).write(str(array))
+    environ = {**os.environ, "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "0", "CODE": "4"}
+    command = [sys.executable, "-c", TASK, str(array)]
+    done = subprocess.run(command, env=environ, cwd=array, capture_output=True, check=True)
+    assert done.stdout == done.stderr == b""
+    lines = (run / "launcher.log").read_text().splitlines()
+    assert lines[-1] == last
+    assert any("launch.collapse: expected" in line for line in lines) == (code == 2)
+    ended = events(run)[-1]
+    assert isinstance(ended, BatchEnded)
+    assert ended.exit_code == code
+    result = run / "result.json"
+    assert result.exists() == (code == 3)
+    assert code == 2 or '"exitcode": 4' in result.read_text()

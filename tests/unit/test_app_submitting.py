@@ -11,12 +11,10 @@ from typing import Any
 import pytest
 from omegaconf import DictConfig
 
-from lllaunch.app import batch
-from lllaunch.app.batch import (
-    read_function,
-    replace_submission,
-)
+from lllaunch.app import submitting
+from lllaunch.app.batch import read_function
 from lllaunch.app.own_worker import UserFunction
+from lllaunch.app.submitting import replace_submission
 from lllaunch.cluster import slurm
 from lllaunch.cluster.slurm import QueuedJob, SlurmFailed, SubmitFailed
 from lllaunch.errors import ConfigError, OutputError
@@ -124,14 +122,14 @@ def test_what_sbatch_said_of_a_refused_run_is_written_down(
     monkeypatch.setattr(slurm, "expect_available", lambda: None)
     monkeypatch.setattr(slurm, "test_only", lambda _: None)
     monkeypatch.setattr(slurm, "submit", refuse)
-    monkeypatch.setattr(batch, "batch_text", lambda *_: "")
-    monkeypatch.setattr(batch, "make_ready", lambda *_: None)
+    monkeypatch.setattr(submitting, "batch_text", lambda *_: "")
+    monkeypatch.setattr(submitting, "make_ready", lambda *_: True)
     cluster = Cluster(snapshot="none")
     spec: Any = SimpleNamespace(
         cluster=cluster, output_dir=directory, log_dir=directory, runtime_cwd=directory
     )
     with pytest.raises(SubmitFailed):
-        batch.submit_run(spec, DictConfig({}), None, "a", bool)
+        submitting.submit_run(spec, DictConfig({}), None, "a", bool)
     submission = read_submission(directory)
     assert submission is not None
     assert submission.refused == said

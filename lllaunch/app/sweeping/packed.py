@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import lllaunch.sweep.schedule as v
-from lllaunch.app.batch import begin, end_of, enter_code, perform, redirect
-from lllaunch.app.rerun import read_submitted
-from lllaunch.config.plan import SOURCES, complete
+from lllaunch.app.batch import begin, end_of, enter_code, perform, redirect, spec_of
+from lllaunch.config.plan import complete, read_plan
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.results.store import read_overrides
+from lllaunch.run.directory import PLAN
+from lllaunch.run.group import spawner_environment
 from lllaunch.run.submission import (
     LOG,
     BatchEnded,
@@ -42,8 +39,6 @@ from lllaunch.sweep.spawner_pool import SpawnerPool
 from lllaunch.text import first_line
 
 if TYPE_CHECKING:
-    from lllaunch.app.rerun import RerunRequest
-    from lllaunch.run.snapshot import Snapshot
     from lllaunch.spawner.client import Spawner
 
 # What an allocation may compute on, which the affinity of its processes need not say.
@@ -60,7 +55,7 @@ def run_pack(task: Sequence[ArrayJob], batch: BatchJob, submission: Submission) 
     # those that were over before the task was taken back are not run again
     left = [job for job in task if end_of(job.directory, account_of(job.directory)) is None]
     if left:
-        enter_code(read_submitted(left[0].directory).cwd, batch.snapshot)
+        enter_code(submission.cwd, batch.snapshot)
         machine = find_machine(os.environ, None, _cores())
         _run(left, machine, batch, submission)
     batch.ran = True
@@ -90,15 +85,18 @@ def _run(
 
     def prepare(number: int) -> Prepared:
         """In the process of a job: read what it is."""
-        directory = jobs[number].directory
-        again, outer = read_submitted(directory), dict(os.environ)
-        launch = complete(again.plan)["launch"]
+        directory, outer = jobs[number].directory, dict(os.environ)
+        launch = complete(read_plan(os.path.join(directory, PLAN)))["launch"]
         need = need_in_task(launch, len(machine.gpus), len(machine.cpus))
         if need.cpus and isinstance(launch["nproc"], int):
             # each worker has as many threads as are there for it
             os.environ.setdefault(_THREADS, str(max(1, need.cpus // launch["nproc"])))
-        warm = warm_key(again, batch.snapshot, outer)
-        return Prepared(number, need, tuple(label(number)), directory, payload=again, warm=warm)
+        spec, warm = None, None
+        if submission.plain:
+            spec = spec_of(directory)
+            place = spec.spawner_cwd or spec.cwd
+            warm = SpawnerKey.of(spec.imports, place, spawner_environment(spec), outer)
+        return Prepared(number, need, tuple(label(number)), directory, payload=spec, warm=warm)
 
     def execute(prepared: Prepared, _: Lease, spawner: Spawner | None) -> int:
         """In the process of a job: run it; return its exit code."""
@@ -110,10 +108,9 @@ def _run(
             account,
             continues=account.starts > 0,
             snapshot=batch.snapshot,
-            overrides=read_overrides(directory),
         )
         begin(own, submission.job, None)
-        code = perform(own, cast("RerunRequest", prepared.payload), spawner)
+        code = perform(own, submission, spawner, prepared.payload)
         if code == 0:
             own.note(BatchEnded(code))
         return code
@@ -145,36 +142,3 @@ def _run(
         console.close()
         leases.close()
         spawners.close()
-
-
-def warm_key(
-    again: RerunRequest, snapshot: Snapshot | None, outer: Mapping[str, str]
-) -> SpawnerKey | None:
-    """Return which spawner a job can share with others of its task; None for none.
-
-    It is worked out in the job and stands in no file: of what comes from the environment only the
-    source may be written. A spawner that is not what the run asks for after all is replaced by one
-    of its own, which costs time only.
-
-    ``outer``: environment of the process that has the spawners.
-    """
-    launch = complete(again.plan, SOURCES)["launch"]
-    preload, nproc = launch["preload"], launch["nproc"]
-    given = {"cwd": launch["cwd"], "preload": preload, "env": launch["env"]}
-    try:
-        # what else only Hydra knows is in the way
-        text = json.dumps(given).replace(SOURCES.cwd, json.dumps(again.cwd)[1:-1])
-        found: Any = OmegaConf.to_container(OmegaConf.create(json.loads(text)), resolve=True)
-    except OmegaConfBaseException:
-        return None
-    place = os.path.normpath(os.path.join(again.cwd, found["cwd"]))
-    environ = {**os.environ, **{name: str(text) for name, text in found["env"].items()}}
-    if isinstance(nproc, int) and nproc > 1:
-        # as every run of several workers
-        environ.setdefault(_THREADS, "1")
-    return SpawnerKey.of(
-        (*found["preload"], *(() if again.function is None else again.function.preload)),
-        place if snapshot is None else snapshot.place(place),
-        environ,
-        outer,
-    )

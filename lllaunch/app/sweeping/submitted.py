@@ -21,7 +21,7 @@ from msgspec import structs
 from omegaconf import OmegaConf
 
 import lllaunch.sweep.schedule as v
-from lllaunch.app.batch import ask, command_of, follows, make_ready
+from lllaunch.app.submitting import ask, command_of, follows, make_ready
 from lllaunch.app.sweeping.composing import naming_launchers
 from lllaunch.app.sweeping.jobs import name_of
 from lllaunch.app.sweeping.probes import SweepRefused, map_in_forks
@@ -369,12 +369,12 @@ class SlurmExecutor(Executor):
                 os.makedirs(spec.output_dir, exist_ok=True)
             _write_hydra(config)
             with naming_launchers(config.whole, users_own=self._jobs.composer.users_own):
-                make_ready(
+                plain = make_ready(
                     spec, config.own(), self._jobs.composer.user, self._snapshot, spec.output_dir
                 )
         except LaunchError as error:
             return v.JobBroken(number, error.exit_code, str(error), answer.overrides)
-        return structs.replace(answer, payload=cluster, need=Need(), warm=None)
+        return structs.replace(answer, payload=(cluster, plain), need=Need(), warm=None)
 
     # Submitting
 
@@ -384,7 +384,7 @@ class SlurmExecutor(Executor):
         for number in numbers:
             answer = self._answers[number]
             directory = os.path.join(self._session.path, answer.directory)
-            jobs.append((ArrayJob(number, directory), answer.payload))
+            jobs.append((ArrayJob(number, directory), answer.payload[0]))
         self._most_tasks = self._most_tasks or slurm.max_array_size()
         return arrays_of(jobs, self._most_tasks)
 
@@ -455,7 +455,13 @@ class SlurmExecutor(Executor):
         write_tasks(directory, array)
         cluster, snapshot = array.cluster, self._snapshot
         retries = {cause: n for cause, n in self._policy.retries._asdict().items() if n}
-        submission = Submission.of(cluster, directory, snapshot=snapshot, retries=retries)
+        submission = Submission.of(
+            *(cluster, directory),
+            cwd=self._jobs.composer.master.hydra.runtime.cwd,
+            plain=all(self._answers[job.number].payload[1] for _, job in array.jobs),
+            snapshot=snapshot,
+            retries=retries,
+        )
         submission.write(directory)
         if snapshot is not None and cluster.snapshot == "temporary":
             holders = [holder_of(directory, index) for index in range(len(array.tasks))]
