@@ -169,7 +169,7 @@ class GpuMemoryWait(_DriverProcess):
     def __init__(self, pids: Collection[int], seconds: float) -> None:
         super().__init__(tell_holders, sorted(pids))
         # whether there is nothing to wait for any more, as far as `events` has told
-        self.over = False
+        self.over = self._process is None
         self._began = time.monotonic()
         self._until = self._began + seconds
         self._told = False
@@ -180,7 +180,7 @@ class GpuMemoryWait(_DriverProcess):
     def begin(cls, pids: Collection[int], seconds: float) -> GpuMemoryWait | None:
         """Begin to wait; returns None if nobody can look."""
         wait = cls(pids, seconds)
-        return None if wait._process is None else wait
+        return None if wait.over else wait
 
     def next_in(self) -> float:
         """Return the seconds until `events` has something to tell though nothing is readable."""

@@ -15,8 +15,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from lllaunch.linux.cgroup import shortage
@@ -45,7 +45,6 @@ _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
 class ChildDefaults:
     """What all children of one spawner have in common."""
 
-    spawner: int
     ignored: frozenset[signal.Signals]  # signals that stay ignored
     open_files: tuple[int, int]  # soft and hard limit of open files that the launcher started with
     base_path: tuple[str, ...]  # sys.path of a fresh interpreter without its first entry
@@ -53,9 +52,6 @@ class ChildDefaults:
     interpreter: tuple[str, ...]
     # file to write ``0`` to in order to join the workers' cgroup; empty if there is none
     cgroup: str
-    private_fds: tuple[int, ...]  # the spawner's own descriptors, closed in every child
-    # by local rank: the calls of a launcher that was forked to be the spawner
-    calls: Mapping[int, Forked] = field(default_factory=dict)
 
 
 def failure_of(error: BaseException) -> dict[str, Any]:
@@ -66,44 +62,20 @@ def failure_of(error: BaseException) -> dict[str, Any]:
     return {"path": "", "reason": f"{type(error).__name__}: {error}", "errno": 0}
 
 
-def become_worker(
-    request: SpawnRequest,
-    around: ChildDefaults,
-    report: int,
-    others: Iterable[int],
-) -> NoReturn:
-    """Turn the forked child into the worker that ``request`` describes; never returns.
-
-    ``others``: descriptors of other workers', to be closed.
-    """
-    try:
-        try:
-            _prepare(request, around, others)
-        except BaseException as error:  # noqa: BLE001 - the spawner tells the launcher why
-            os.write(report, json.dumps(failure_of(error)).encode())
-        else:
-            # From here on the number of the report pipe may be that of a file of the user's.
-            os.close(report)
-            _run_here(request, around)
-    finally:
-        # Whatever happened, this process must not go on as the spawner.
-        os._exit(127)
-
-
 def _prepare(
-    request: SpawnRequest,
-    around: ChildDefaults,
-    others: Iterable[int],
+    request: SpawnRequest, around: ChildDefaults, spawner: int, others: Iterable[int]
 ) -> None:
     """Take over or execute what the worker is; returns if its Python code is to run here."""
     program = request.target if isinstance(request.target, Program) else None
-    _close(others)
     os.setsid()
     set_parent_death_signal(signal.SIGKILL)
-    if os.getppid() != around.spawner:
+    if os.getppid() != spawner:
         # It died before the signal was set.
-        os._exit(127)
+        os._exit(1)
     forks.reset(around.ignored, python=program is None and not request.fresh)
+    for fd in others:
+        with contextlib.suppress(OSError):
+            os.close(fd)
     if around.cgroup:
         # Without the cgroup the tree is ended process by process.
         with contextlib.suppress(OSError), open(around.cgroup, "w") as file:
@@ -116,7 +88,6 @@ def _prepare(
             fd = os.open(path, _FLAGS, 0o666)
             os.dup2(fd, number)
             os.close(fd)
-    _close(around.private_fds)
     set_open_files_limit(around.open_files)
     # That of a worker which this launcher runs below.
     os.environ.pop(SOCKET, None)
@@ -127,12 +98,6 @@ def _prepare(
         _execute(program.path, (program.path, *program.argv))
     elif request.fresh:
         _execute_interpreter(request, around)
-
-
-def _close(fds: Iterable[int]) -> None:
-    for fd in fds:
-        with contextlib.suppress(OSError):
-            os.close(fd)
 
 
 def _execute(program: str, argv: tuple[str, ...]) -> NoReturn:
@@ -169,27 +134,15 @@ def _execute_interpreter(request: SpawnRequest, around: ChildDefaults) -> NoRetu
 
 
 def _run_here(request: SpawnRequest, around: ChildDefaults) -> NoReturn:
-    try:
-        from lllaunch.spawner.worker import (  # noqa: PLC0415 - imported by the spawner by now
-            run,
-            run_call,
-        )
+    from lllaunch.spawner.worker import run  # noqa: PLC0415 - imported by the spawner by now
 
-        reseed()
-        take_over_multiprocessing()
-        target = request.target
-        assert not isinstance(target, Program)
-        if isinstance(target, Kept):
-            call = around.calls[target.local_rank]
-            _renew_streams(request)
-            run_call(call.function, call.args)
-        run(target, list(around.base_path))
-    except BaseException:  # noqa: BLE001 - an error of our own; it has the worker's status
-        # Standard error may be a file on a full disk.
-        with contextlib.suppress(OSError):
-            os.write(2, traceback.format_exc().encode(errors="replace"))
-    finally:
-        os._exit(1)
+    reseed()
+    take_over_multiprocessing()
+    target = request.target
+    assert not isinstance(target, (Program, Kept))
+    if isinstance(target, Forked):
+        _renew_streams(request)
+    run(target, list(around.base_path))
 
 
 def _renew_streams(request: SpawnRequest) -> None:
@@ -204,26 +157,39 @@ def _renew_streams(request: SpawnRequest) -> None:
 
 
 def start(request: SpawnRequest, around: ChildDefaults, others: Iterable[int]) -> tuple[int, int]:
-    """Fork a worker; return its process id and the read end of its report pipe.
+    """Fork the worker that ``request`` describes; its process id, and what to read a report from.
 
-    ``others``: descriptors of other workers' (their report pipes, what was sent along for them);
-    the child closes them, since whoever waits for their end would wait for it too.
+    ``others``: descriptors of the spawner's and of other workers' (their report pipes, what was
+    sent along for them); the child closes them, since whoever waits for their end would wait for
+    it too.
 
     Raises:
         OSError: there is no room for another process, or pipe.
     """
+    spawner = os.getpid()
     report, write = os.pipe2(os.O_CLOEXEC)
     try:
         pid = os.fork()
     except OSError:
         os.close(report)
-        raise
-    else:
-        if pid == 0:
-            try:
-                become_worker(request, around, write, (report, *others))
-            finally:
-                os._exit(127)
-        return pid, report
-    finally:
         os.close(write)
+        raise
+    if pid:
+        os.close(write)
+        return pid, report
+    try:
+        try:
+            _prepare(request, around, spawner, (report, *others))
+        except BaseException as error:  # noqa: BLE001 - the spawner tells the launcher why
+            os.write(write, json.dumps(failure_of(error)).encode())
+        else:
+            # From here on the number of the report pipe may be that of a file of the user's.
+            os.close(write)
+            _run_here(request, around)
+    except BaseException:  # noqa: BLE001 - an error of our own; it has the worker's status
+        # Standard error may be a file on a full disk.
+        with contextlib.suppress(OSError):
+            os.write(2, traceback.format_exc().encode(errors="replace"))
+    finally:
+        # Whatever happened, this process must not go on as the spawner.
+        os._exit(1)

@@ -264,7 +264,7 @@ class SpawnRequest(NamedTuple):
     """
 
     key: int
-    target: Target
+    target: Target | Forked  # a `Kept` becomes what it stands for
     cwd: str
     env: dict[str, str]
     stdout: str = ""

@@ -59,15 +59,19 @@ _BRANCH_SECONDS = 5.0
 class Server:
     """The state of a spawner.
 
-    ``ignored``: signals that were ignored when this process was executed.
+    ``ignored``: signals that were ignored when this process was executed. ``around``: as of one
+    that needs no configuring. ``calls``: of a fork of the launcher, by local rank.
     """
 
     def __init__(
         self,
         sock: socket.socket,
         launcher: int,
-        ignored: frozenset[signal.Signals],
+        *,
+        ignored: frozenset[signal.Signals] = frozenset(),
         preloaded: Preloaded | None = None,
+        around: ChildDefaults | None = None,
+        calls: Mapping[int, Forked] | None = None,
     ) -> None:
         set_child_subreaper(True)
         self._ignored = ignored
@@ -86,14 +90,13 @@ class Server:
         self._cleanup: OrphanCleanup | None = None
         # Ends what a branch that has ended may have left behind.
         self._strays: OrphanCleanup | None = None
-        self._around: ChildDefaults | None = None
+        self._around = around
         self._preloaded = preloaded or Preloaded()
         self._inbox: list[Message] = []
         self._held: list[int] = []
         # Children that are neither workers nor orphans to be ended.
         self._spared: set[int] = set()
-        # Of a fork of the launcher: the ranks whose calls are still to be forked.
-        self._calls_left: set[int] = set()
+        self._calls = dict(calls or {})  # those that are still to be forked
 
     def serve(self) -> NoReturn:
         """Answer the launcher until it is gone, then end everything and exit."""
@@ -193,13 +196,11 @@ class Server:
     def _configure(self, message: Message) -> None:
         header = message.header
         self._around = ChildDefaults(
-            spawner=os.getpid(),
             ignored=self._ignored,
             open_files=(header["open_files"][0], header["open_files"][1]),
             base_path=tuple(path for path in sys.path if path),
             interpreter=tuple(header["interpreter"]),
             cgroup=header["cgroup"],
-            private_fds=self._private,
         )
         os.environ.clear()
         os.environ.update(header["environ"])
@@ -234,17 +235,18 @@ class Server:
             self._start(message, self._around)
         for fd in message.fds:
             os.close(fd)
-        if self._around.calls and not self._calls_left:
-            # Whoever waits for the end of a pipe of the caller's would wait for this process, too.
-            _close_inherited({*self._private, *self._foreign_fds()})
 
     def _start(self, message: Message, around: ChildDefaults) -> None:
+        request = self._request(message)
         try:
-            pid, report = start(self._request(message), around, self._foreign_fds())
+            pid, report = start(request, around, self._own_fds())
         except OSError as error:
             self._refuse(message.header["key"], failure_of(error))
         else:
             self._starting.append((pid, message.header["key"], report))
+        if isinstance(request.target, Forked) and not self._calls:
+            # Whoever waits for the end of a pipe of the caller's would wait for this process, too.
+            _close_inherited(self._own_fds())
 
     def _await_starts(self) -> None:
         """Wait until those that were forked run, or have said why they cannot; tell that."""
@@ -278,21 +280,20 @@ class Server:
             target = request.target._replace(fds=tuple(message.fds))
             request = request._replace(target=target)
         if isinstance(request.target, Kept):
-            self._calls_left.discard(request.target.local_rank)
+            request = request._replace(target=self._calls.pop(request.target.local_rank))
         elif not self._preloaded.fork_safe or comes_too_late(request.env, self._preloaded.read):
             request = request._replace(fresh=True)
         return request
 
-    def _foreign_fds(self) -> list[int]:
-        """Descriptors of others' that happen to be open here now."""
+    def _own_fds(self) -> list[int]:
+        """What is open here now, and is no child's: this process's own, and what is for others."""
         arrived = [fd for message in self._inbox for fd in message.fds]
         reports = [report for _, _, report in self._starting]
         launchers = [launcher for launcher in self._branches.values() if launcher >= 0]
-        return [*launchers, *reports, *arrived, *self._held]
+        return [*self._private, *launchers, *reports, *arrived, *self._held]
 
     def _branch(self, message: Message) -> None:
         """Fork another spawner, which has all that this one has imported, for another launcher."""
-        assert self._around is not None
         pause(self._preloaded.runtimes)
         try:
             sock, launcher = message.fds
@@ -303,48 +304,26 @@ class Server:
                 os.close(fd)
             return
         if pid == 0:
-            self._become_branch(sock, launcher, self._around)
+            try:
+                self._become_branch(socket.socket(fileno=sock), launcher)
+            finally:
+                # It must never go on as the spawner that it was forked from.
+                os._exit(1)
         os.close(sock)
         self._branches[pid] = launcher
 
-    def _become_branch(self, sock: int, launcher: int, around: ChildDefaults) -> NoReturn:
-        try:
-            # of what is the other's nothing stays open
-            os.setsid()
-            for fd in (*self._private, *self._foreign_fds()):
-                os.close(fd)
-            branch = Server(socket.socket(fileno=sock), launcher, self._ignored, self._preloaded)
-            branch.begin(around)
-        finally:
-            # It must never go on as the spawner that it was forked from.
-            os._exit(1)
+    def _become_branch(self, sock: socket.socket, launcher: int) -> NoReturn:
+        # of what is the other's nothing stays open
+        os.setsid()
+        for fd in self._own_fds():
+            os.close(fd)
+        Server(sock, launcher, preloaded=self._preloaded, around=self._around).begin()
 
-    def begin(self, around: ChildDefaults) -> NoReturn:
-        """Serve as a branch, which needs no configuring."""
-        private = self._private
-        self._around = replace(around, spawner=os.getpid(), private_fds=private, cgroup="")
-        pidfd = open_pidfd(os.getpid())
-        assert pidfd is not None  # our own
+    def begin(self) -> NoReturn:
+        """Serve as a branch."""
+        pidfd = os.pidfd_open(os.getpid())
         self._send({"event": "branched", "pid": os.getpid()}, (pidfd,))
         os.close(pidfd)
-        self.serve()
-
-    def begin_forked(self, mark: str, calls: Mapping[int, Forked]) -> NoReturn:
-        """Serve as a fork of the launcher, whose calls it keeps."""
-        os.environ[MARK] = mark
-        set_lineage(mark)
-        self._preloaded = Preloaded(runtimes=loaded_runtimes())
-        self._calls_left = {*calls}
-        self._around = ChildDefaults(
-            spawner=os.getpid(),
-            ignored=frozenset(),
-            open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
-            base_path=tuple(sys.path),
-            interpreter=(),
-            cgroup="",
-            private_fds=self._private,
-            calls=calls,
-        )
         self.serve()
 
     # Ending
@@ -429,7 +408,8 @@ def fork_server(
     """Fork this process to be a spawner; return its process id, and a pidfd of it."""
     from lllaunch.spawner import worker  # noqa: F401, PLC0415 - workers are forked with it
 
-    pause(loaded_runtimes())
+    runtimes = loaded_runtimes()
+    pause(runtimes)
     forks.flush_streams()
     launcher = os.pidfd_open(os.getpid())
     try:
@@ -440,7 +420,17 @@ def fork_server(
                 forks.disown()
                 forks.ignore_all()
                 ours.close()
-                Server(theirs, launcher, frozenset()).begin_forked(mark, calls)
+                os.environ[MARK] = mark
+                set_lineage(mark)
+                around = ChildDefaults(
+                    ignored=frozenset(),
+                    open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
+                    base_path=tuple(sys.path),
+                    interpreter=(),
+                    cgroup="",
+                )
+                loaded = Preloaded(runtimes=runtimes)
+                Server(theirs, launcher, preloaded=loaded, around=around, calls=calls).serve()
             finally:
                 os._exit(1)
         return pid, os.pidfd_open(pid)
@@ -461,7 +451,7 @@ def main(fd: int, launcher: int) -> NoReturn:
         os._exit(1)
     # What a fresh interpreter's path would be; the client prepended the place of this package.
     try:
-        server = Server(socket.socket(fileno=fd), pidfd, ignored)
+        server = Server(socket.socket(fileno=fd), pidfd, ignored=ignored)
     except OSError as error:
         if shortage(error):
             os._exit(1)  # the launcher has no more, and says so

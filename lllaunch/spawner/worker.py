@@ -39,13 +39,7 @@ from typing import Any, NoReturn
 from lllaunch.linux.process import flush_c_streams
 from lllaunch.spawner import private_names
 from lllaunch.spawner.evidence import CRASH_FILE, SOCKET, WATCHED, arm, catch_crashes, save, serve
-from lllaunch.spawner.protocol import (
-    Function,
-    Module,
-    Pickled,
-    PythonTarget,
-    Script,
-)
+from lllaunch.spawner.protocol import Forked, Function, Module, PythonTarget, Script
 from lllaunch.spawner.values import EXIT_FILE, save_return_value
 
 
@@ -298,15 +292,6 @@ def _problem(module: str, qualname: str, call: bytes) -> str:
     return ""
 
 
-def run_pickled(target: Pickled) -> None:
-    """Unpickle a callable of the launcher's process and call it."""
-    # Only workers started through the Python API need multiprocessing.
-    from lllaunch.spawner.pickling import load  # noqa: PLC0415
-
-    function, args = load(target)
-    _call(function, args, {})
-
-
 def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     # Functions are recorded always, as in torch's elastic multiprocessing.
     from lllaunch.failure import record  # noqa: PLC0415
@@ -314,15 +299,21 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     save_return_value(record(function)(*args, **kwargs))
 
 
-def _dispatch(target: PythonTarget, base_path: list[str]) -> None:
+def _dispatch(target: PythonTarget | Forked, base_path: list[str]) -> None:
     if isinstance(target, Script):
         run_script(target.path, target.argv, base_path)
     elif isinstance(target, Module):
         run_module(target.name, target.argv, base_path)
     elif isinstance(target, Function):
         run_function(target, base_path)
+    elif isinstance(target, Forked):
+        _call(target.function, target.args, {})
     else:
-        run_pickled(target)
+        # Only workers started through the Python API need multiprocessing.
+        from lllaunch.spawner.pickling import load  # noqa: PLC0415
+
+        function, args = load(target)
+        _call(function, args, {})
 
 
 def perform(action: Callable[[], None]) -> int:
@@ -455,7 +446,10 @@ def _record_collectives() -> None:
             save(directory)
 
 
-def _to_the_end(action: Callable[[], None], clear: bool = True) -> NoReturn:
+def run(target: PythonTarget | Forked, base_path: list[str]) -> NoReturn:
+    """Run a target to the end of this process."""
+    # the modules of a call of the process that was forked are that one's
+    clear = not isinstance(target, Forked)
     try:
         if os.environ.get(WATCHED):
             arm()
@@ -466,7 +460,7 @@ def _to_the_end(action: Callable[[], None], clear: bool = True) -> NoReturn:
             serve(os.environ.pop(SOCKET))
         before = frozenset(sys.modules) - {"__main__"}
         try:
-            code = perform(action)
+            code = perform(lambda: _dispatch(target, base_path))
         except Interrupted:
             # Python ends by the signal itself, after all else, so that its parent can see why.
             finish(130, before, signum=signal.SIGINT, clear=clear)
@@ -476,17 +470,6 @@ def _to_the_end(action: Callable[[], None], clear: bool = True) -> NoReturn:
     finally:
         # This may be a fork of the spawner, which must not go on as a second one.
         os._exit(1)
-
-
-def run(target: PythonTarget, base_path: list[str]) -> NoReturn:
-    """Run a target to the end of this process."""
-    _to_the_end(lambda: _dispatch(target, base_path))
-
-
-def run_call(function: Callable[..., Any], args: tuple[Any, ...]) -> NoReturn:
-    """Call a function of the forking process to the end of this process."""
-    # The modules are those of the forking process.
-    _to_the_end(lambda: _call(function, args, {}), clear=False)
 
 
 def boot(fd: int) -> NoReturn:

@@ -119,16 +119,17 @@ class Watching:
     def add(self, file: FollowedFile) -> None:
         """Takes in a file, whether it is there or not."""
         try:
-            opened = file.open()
+            opened = file.is_open or file.open()
         except OSError as error:
             if error.errno not in _PASSING:
                 self.drop(file, error)
                 return
             self._warn(f"{file.path}: {error.strerror}")
             opened = False
+        interval = self._await_interval
         if opened:
             self._changed[file] = None
-            reason = self._reason
+            reason, interval = self._reason, _POLL_S
             if self._inotify is not None:
                 try:
                     number = self._inotify.watch(file.path)
@@ -139,12 +140,11 @@ class Watching:
                     return
             self._warn(reason)
         self._polled.add(file)
-        self._look_again()
+        self._next_look = min(self._next_look, time.monotonic() + interval)
 
     def catch_up(self) -> None:
         """Takes note of all changes until now, without waiting."""
-        if self._inotify is not None:
-            self._take_changes(self._inotify)
+        self._take_changes()
         self._look()
 
     def more(self, file: FollowedFile) -> None:
@@ -179,8 +179,7 @@ class Watching:
         files = (self._wake,) if self._inotify is None else (self._wake, self._inotify)
         if self._wake in wait(files, seconds=left):
             self._clear_wake()
-        if self._inotify is not None:
-            self._take_changes(self._inotify)
+        self._take_changes()
         if time.monotonic() >= self._next_look:
             self._look()
 
@@ -188,8 +187,8 @@ class Watching:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
 
-    def _take_changes(self, inotify: Inotify) -> None:
-        numbers, overflow = inotify.read()
+    def _take_changes(self) -> None:
+        numbers, overflow = ([], False) if self._inotify is None else self._inotify.read()
         for number in tuple(self._watched) if overflow else numbers:
             self._changed.update(dict.fromkeys(self._watched.get(number, ())))
 
@@ -197,19 +196,7 @@ class Watching:
         """Look at what the kernel cannot tell of."""
         polled, self._polled, self._next_look = self._polled, set(), math.inf
         for file in polled:
-            if not file.is_open:
-                self.add(file)
-                continue
-            self._changed[file] = None
-            self._polled.add(file)
-        self._look_again()
-
-    def _look_again(self) -> None:
-        """Look soon enough."""
-        if self._polled:
-            awaits = any(not file.is_open for file in self._polled)
-            moment = time.monotonic() + (self._await_interval if awaits else _POLL_S)
-            self._next_look = min(self._next_look, moment)
+            self.add(file)
 
     def _warn(self, reason: str) -> None:
         if not self._warned:
