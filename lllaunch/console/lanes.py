@@ -24,8 +24,8 @@ from lllaunch.words import (
 from lllaunch.workers.terminal import cells
 
 if TYPE_CHECKING:
-    from lllaunch.results.history import Mark, TimeSpan
-    from lllaunch.results.timeline import AttemptTimeline, Lane, RunTimeline, Series
+    from lllaunch.results.history import AttemptTimeline, Lane, Mark, TimeSpan
+    from lllaunch.results.timeline import RunTimeline, Series
     from lllaunch.run.result import Excerpt, Reached
     from lllaunch.watchdog.progress import Progress
 

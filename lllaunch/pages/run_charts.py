@@ -22,8 +22,8 @@ from lllaunch.words import counted
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from lllaunch.results.history import Mark, TimeSpan
-    from lllaunch.results.timeline import AttemptTimeline, Lane, RunTimeline, Series
+    from lllaunch.results.history import AttemptTimeline, Lane, Mark, TimeSpan
+    from lllaunch.results.timeline import RunTimeline, Series
 
 _SECOND = 1e9
 

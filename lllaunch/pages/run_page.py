@@ -24,7 +24,8 @@ from lllaunch.words import capitalised, progress_text, shown_path, state_title
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-    from lllaunch.results.timeline import Lane, RunTimeline
+    from lllaunch.results.history import Lane
+    from lllaunch.results.timeline import RunTimeline
     from lllaunch.results.view import RunView
 
 _SECOND = 1e9

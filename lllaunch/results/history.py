@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
-from msgspec import Raw
-from msgspec.structs import replace
+from msgspec import Raw, structs
 
 from lllaunch.documents import Record, decode_record
-from lllaunch.files import MOST_BYTES, open_file
+from lllaunch.files import open_file
 from lllaunch.run.directory import EVENTS
 from lllaunch.run.result import cause_in
 from lllaunch.supervisor.machine import RestartHistory
@@ -87,7 +86,7 @@ def decode(line: bytes) -> EventLine | None:
     except (ValueError, RecursionError):
         return None
     # a finding that is an event by itself
-    return replace(event, finding=Raw(line)) if event.type == "NotFinite" else event
+    return structs.replace(event, finding=Raw(line)) if event.type == "NotFinite" else event
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,12 @@ class Mark:
 
 
 @dataclass
-class SeenWorker:
-    """A worker as its events tell of it; `ending_ns` is when the launcher asked it to end."""
+class Lane:
+    """A worker of one attempt, first as its events tell of it, and then in time.
+
+    ``ending_ns``: when the launcher asked it to end. ``exitcode``: the exit status, or the negative
+    number of the signal that ended it; None if unknown.
+    """
 
     local_rank: int
     pid: int | None = None
@@ -121,10 +124,26 @@ class SeenWorker:
     exitcode: int | None = None
     ending_ns: int | None = None
     not_started: str = ""
+    # what follows is told by `lllaunch.results.timeline`
+    rank: int = 0
+    node: str = ""
+    attempt: int = 0
+    fate: str = ""  # as result.json calls it; ``running`` while it lives
+    text: str = ""
+    # ``spawn``, then ``run``, and within that ``hang`` and ``grace``: in order of their beginnings.
+    # Spans of one kind do not overlap; each of the latter two lies within that of the run, and they
+    # do not overlap either
+    spans: tuple[TimeSpan, ...] = ()
+    marks: tuple[Mark, ...] = ()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it failed by itself; what a signal of the launcher's ended did not."""
+        code = self.exitcode or 0
+        return code > 0 or (code < 0 and self.ending_ns is None)
 
 
-@dataclass(frozen=True)
-class SeenHang:
+class SeenHang(NamedTuple):
     """What the watchdog found of local ranks, or of all: none are named."""
 
     start_ns: int
@@ -135,28 +154,37 @@ class SeenHang:
 
 
 @dataclass
-class SeenAttempt:
-    """An attempt on one node as its events tell of it; no worker was started before `spawn_ns`."""
+class AttemptTimeline:
+    """An attempt on one node; no worker was started before `spawn_ns`."""
 
     number: int
     start_ns: int
-    end_ns: int | None = None
+    end_ns: int | None = None  # when its last worker was gone, None while it goes on
+    # ``succeeded``, ``failed``, ``stopped`` (by a signal to the launcher), ``running``, or ``lost``
+    # if nobody knows; empty as long as no event tells
     state: str = ""
+    node: str = ""
     base_rank: int = 0
     spawn_ns: int = 0
-    workers: dict[int, SeenWorker] = field(default_factory=dict)
-    hangs: list[SeenHang] = field(default_factory=list)
+    workers: dict[int, Lane] = field(default_factory=dict)  # by local rank
+    hangs: Sequence[SeenHang] = ()
+    # of the group: ``preload``, ``rendezvous``, ``preflight``, and the ``pause`` that follows it
     spans: list[TimeSpan] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     fails: bool = False  # a worker failed, or the watchdog ended it
 
-    def worker(self, local_rank: int | None) -> SeenWorker | None:
+    @property
+    def lanes(self) -> list[Lane]:
+        """Its workers by rank."""
+        return [worker for _, worker in sorted(self.workers.items())]
+
+    def worker(self, local_rank: int | None) -> Lane | None:
         """Return a worker, which may be new; None for the preflight and what is no rank."""
         if local_rank is None or local_rank < 0:
             return None
         known = self.workers.get(local_rank)
         if known is None and len(self.workers) < MOST_WORKERS:
-            known = self.workers[local_rank] = SeenWorker(local_rank)
+            known = self.workers[local_rank] = Lane(local_rank)
         return known
 
     def mark(self, kind: MarkKind, at: int, text: str, rank: int | None = None) -> None:
@@ -171,6 +199,12 @@ class SeenAttempt:
         if len(self.spans) > _MOST_PARTS:
             del self.spans[_FIRST_PARTS]
 
+    def ask_to_end(self, at: int) -> None:
+        """Note that the launcher asked the workers that live to end."""
+        for worker in self.workers.values():
+            if worker.ended_ns is None and worker.ending_ns is None:
+                worker.ending_ns = at
+
 
 class NodeHistory:
     """What the events of one node come to, one after the other; of the last run in a directory."""
@@ -182,8 +216,8 @@ class NodeHistory:
         self._begin()
 
     def _begin(self) -> None:
-        self.attempts: dict[int, SeenAttempt] = {}
-        self.current: SeenAttempt | None = None
+        self.attempts: dict[int, AttemptTimeline] = {}
+        self.current: AttemptTimeline | None = None
         # when that run began; 0 if its beginning is lost
         self.began_ns = self.first_ns = self.last_ns = 0
         self.finished = ""  # how it ended here, an empty string if it did not
@@ -206,18 +240,26 @@ class NodeHistory:
         if handle is not None:
             handle(self, event, at)
 
-    def open_spans(self, end_ns: int) -> Iterator[TimeSpan]:
-        """Yield the pause and the preflight that go on in the current attempt."""
-        if self._pause is not None:
-            yield TimeSpan("pause", self._pause, max(self._pause, end_ns), self._pause_text)
-        if self._preflight is not None:
-            yield TimeSpan("preflight", self._preflight, max(self._preflight, end_ns))
+    def in_time(self, end_ns: int, *, live: bool) -> Iterator[AttemptTimeline]:
+        """Yield its attempts as they are by a moment; of a run that goes on, or is over."""
+        for each in self.attempts.values():
+            found = replace(each, spans=[*each.spans])
+            if each is self.current:
+                if self._pause is not None:
+                    found.span("pause", self._pause, end_ns, self._pause_text)
+                if self._preflight is not None:
+                    found.span("preflight", self._preflight, end_ns)
+            goes_on = live and each is self.current
+            found.state = each.state or ("running" if goes_on else "lost")
+            if each.end_ns is None and (self.finished or not goes_on):
+                found.end_ns = end_ns
+            yield found
 
     def line(self, text: str) -> str:
         """Return a text as it is shown: in one line, and without secrets."""
         return printable(self._hide(text), _LONGEST_TEXT)
 
-    def _attempt_of(self, event: EventLine, at: int) -> SeenAttempt:
+    def _attempt_of(self, event: EventLine, at: int) -> AttemptTimeline:
         """Return the attempt that an event is about; its beginning may be lost."""
         number = event.attempt
         self._renumber(number)
@@ -225,10 +267,10 @@ class NodeHistory:
             number = 0 if self.current is None else self.current.number
         return self._begin_attempt(number, at)
 
-    def _begin_attempt(self, number: int, at: int) -> SeenAttempt:
+    def _begin_attempt(self, number: int, at: int) -> AttemptTimeline:
         known, current = self.attempts.get(number), self.current
         if known is None:
-            known = self.attempts[number] = SeenAttempt(number, at, spawn_ns=at)
+            known = self.attempts[number] = AttemptTimeline(number, at, spawn_ns=at)
             if len(self.attempts) > _MOST_ATTEMPTS:
                 del self.attempts[[*self.attempts][_FIRST_PARTS]]
         if current is None or number > current.number:
@@ -289,35 +331,36 @@ class NodeHistory:
         self._end_preflight(at)
         self._attempt_of(event, at).spawn_ns = at
 
-    def _on_started(self, event: EventLine, at: int) -> None:
-        attempt = self._attempt_of(event, at)
+    def _worker(self, event: EventLine, at: int) -> None:
+        """Take what one process did: of a worker, or of the preflight."""
+        attempt, kind = self._attempt_of(event, at), event.type
         if event.local_rank == _PREFLIGHT:
-            self._preflight = at
-        elif (worker := attempt.worker(event.local_rank)) is not None:
+            if kind == "Started":
+                self._preflight = at
+            elif kind == "StartFailed":
+                self._preflight = attempt.spawn_ns if self._preflight is None else self._preflight
+                self._end_preflight(at, "the preflight could not be started")
+            else:
+                text = "" if event.exitcode == 0 else f"the preflight {exit_text(event.exitcode)}"
+                self._end_preflight(at, text)
+            return
+        worker = attempt.worker(event.local_rank)
+        if worker is None:
+            return
+        if kind == "Started":
             worker.started_ns, worker.pid = at, event.pid
-
-    def _on_exited(self, event: EventLine, at: int) -> None:
-        code = event.exitcode
-        attempt = self._attempt_of(event, at)
-        if event.local_rank == _PREFLIGHT:
-            self._end_preflight(at, "" if code == 0 else f"the preflight {exit_text(code)}")
-        elif (worker := attempt.worker(event.local_rank)) is not None:
-            worker.ended_ns, worker.exitcode = at, code
-            worker.pid = event.pid if worker.pid is None else worker.pid
-            # what follows from a failure, or from what the watchdog ended, is no news
-            if has_failed(worker) and not attempt.fails:
-                attempt.fails = True
-                rank = attempt.base_rank + worker.local_rank
-                attempt.mark("root_cause", at, exit_text(code), rank)
-
-    def _on_start_failed(self, event: EventLine, at: int) -> None:
-        attempt = self._attempt_of(event, at)
-        if event.local_rank == _PREFLIGHT:
-            self._preflight = attempt.spawn_ns if self._preflight is None else self._preflight
-            self._end_preflight(at, "the preflight could not be started")
-        elif (worker := attempt.worker(event.local_rank)) is not None:
-            worker.ended_ns = at
+            return
+        worker.ended_ns = at
+        if kind == "StartFailed":
             worker.not_started = self.line(event.reason or "could not be started")
+            return
+        worker.exitcode = event.exitcode
+        worker.pid = event.pid if worker.pid is None else worker.pid
+        # what follows from a failure, or from what the watchdog ended, is no news
+        if worker.has_failed and not attempt.fails:
+            attempt.fails = True
+            rank = attempt.base_rank + worker.local_rank
+            attempt.mark("root_cause", at, exit_text(event.exitcode), rank)
 
     def _on_preflight_timed_out(self, _: EventLine, at: int) -> None:
         self._end_preflight(at, "the preflight took too long")
@@ -327,30 +370,26 @@ class NodeHistory:
         if begun is not None and self.current is not None:
             self.current.span("preflight", begun, at, text)
 
-    def _on_signal_received(self, event: EventLine, at: int) -> None:
-        self._attempt_of(event, at).mark(
-            "signal", at, f"{signal_text(event.signum)} to the launcher"
-        )
-
-    def _on_signal_workers(self, event: EventLine, at: int) -> None:
-        self._on_start_grace(event, at)
-        self._attempt_of(event, at).mark(
-            "signal", at, f"{signal_text(event.signum)} to all workers"
-        )
-
-    def _on_kill_workers(self, event: EventLine, at: int) -> None:
-        self._on_start_grace(event, at)
-        self._attempt_of(event, at).mark("signal", at, "SIGKILL to all workers")
-
-    def _on_start_grace(self, event: EventLine, at: int) -> None:
-        for worker in self._attempt_of(event, at).workers.values():
-            if worker.ended_ns is None and worker.ending_ns is None:
-                worker.ending_ns = at
-
-    def _on_signal_process(self, event: EventLine, at: int) -> None:
-        attempt = self._attempt_of(event, at)
-        rank = None if event.rank is None else attempt.base_rank + event.rank
-        attempt.mark("signal", at, f"{signal_text(event.signum)} to process {event.pid}", rank)
+    def _moment(self, event: EventLine, at: int) -> None:
+        """Take what happens at a moment."""
+        attempt, name = self._attempt_of(event, at), signal_text(event.signum)
+        match event.type:
+            case "SignalReceived":
+                attempt.mark("signal", at, f"{name} to the launcher")
+            case "SignalWorkers" | "KillWorkers":
+                attempt.ask_to_end(at)
+                name = "SIGKILL" if event.type == "KillWorkers" else name
+                attempt.mark("signal", at, f"{name} to all workers")
+            case "StartGrace":
+                attempt.ask_to_end(at)
+            case "SignalProcess":
+                rank = None if event.rank is None else attempt.base_rank + event.rank
+                attempt.mark("signal", at, f"{name} to process {event.pid}", rank)
+            case "StacksTaken":
+                text = f"the stacks of {counted(len(event.stacks), 'worker')} were taken"
+                attempt.mark("stacks", at, text)
+            case "StacksAnswered":
+                attempt.mark("stacks", at, f"somebody looked where {ranks(event.ranks)} stood")
 
     def _on_watchdog_fired(self, event: EventLine, at: int) -> None:
         self._finding(event, at, ends=event.ends)
@@ -380,7 +419,13 @@ class NodeHistory:
         self._hang(attempt, finding, at, (), ends=True)
 
     def _hang(
-        self, attempt: SeenAttempt, finding: Any, at: int, members: tuple[int, ...], *, ends: bool
+        self,
+        attempt: AttemptTimeline,
+        finding: Any,
+        at: int,
+        members: tuple[int, ...],
+        *,
+        ends: bool,
     ) -> None:
         seconds = lasted(finding)
         if seconds is not None:
@@ -388,14 +433,6 @@ class NodeHistory:
             text = self.line(str(finding))
             hang = SeenHang(begun, max(begun, at), members, text, ends)
             attempt.hangs = [*attempt.hangs, hang][-_MOST_PARTS:]
-
-    def _on_stacks_taken(self, event: EventLine, at: int) -> None:
-        text = f"the stacks of {counted(len(event.stacks), 'worker')} were taken"
-        self._attempt_of(event, at).mark("stacks", at, text)
-
-    def _on_stacks_answered(self, event: EventLine, at: int) -> None:
-        text = f"somebody looked where {ranks(event.ranks)} stood"
-        self._attempt_of(event, at).mark("stacks", at, text)
 
     def _on_spawner_gone(self, event: EventLine, at: int) -> None:
         for worker in self._attempt_of(event, at).workers.values():
@@ -429,22 +466,25 @@ class NodeHistory:
 
 # `_on_start_workers` handles ``StartWorkers``
 _HANDLED: Mapping[str, Callable[[NodeHistory, EventLine, int], None]] = {
-    name.removeprefix("_on").title().replace("_", ""): handle
-    for name, handle in vars(NodeHistory).items()
-    if name.startswith("_on_")
+    **{
+        name.removeprefix("_on").title().replace("_", ""): handle
+        for name, handle in vars(NodeHistory).items()
+        if name.startswith("_on_")
+    },
+    **dict.fromkeys(("Started", "Exited", "StartFailed"), NodeHistory._worker),
+    **dict.fromkeys(
+        (
+            *("SignalReceived", "SignalWorkers", "KillWorkers", "StartGrace", "SignalProcess"),
+            *("StacksTaken", "StacksAnswered"),
+        ),
+        NodeHistory._moment,
+    ),
 }
-
-
-def has_failed(worker: SeenWorker) -> bool:
-    """Return whether a worker failed by itself; what a signal of the launcher's ended did not."""
-    code = worker.exitcode
-    return bool(code) and not ((code or 0) < 0 and worker.ending_ns is not None)
 
 
 # Files
 
 
-_CHUNK = 1 << 20
 _MOST_BYTES = 256 << 20  # of the newest events
 _LONGEST_EVENT = 16 << 20  # with the stacks of hundreds of ranks it has some megabytes
 _TYPE = re.compile(rb'"type": ?"(\w+)"')
@@ -454,9 +494,8 @@ _NODE = re.compile(r"node_(\d{1,6})")
 class AppendedLines:
     """A file of lines that others append to; at first `window` bytes of its end are read."""
 
-    def __init__(self, path: str, window: int = MOST_BYTES, longest: int = _CHUNK) -> None:
+    def __init__(self, path: str, window: int = _MOST_BYTES, longest: int = _LONGEST_EVENT) -> None:
         self.path = path
-        self.rest = b""
         self._window, self._longest = window, longest
         self._inode: int | None = None
         self._at = 0
@@ -471,35 +510,24 @@ class AppendedLines:
             fd = open_file(self.path)
         except OSError:
             return
-        status = os.fstat(fd)
-        with open(fd, "rb", buffering=0) as file:
-            first = skipping = False
-            if status.st_ino != self._inode or status.st_size < self._at:
+        with open(fd, "rb") as file:
+            status = os.fstat(fd)
+            first = status.st_ino != self._inode or status.st_size < self._at
+            if first:
                 self._inode = status.st_ino
                 self._at = max(0, status.st_size - self._window)
-                first, skipping = True, self._at > 0
-            if status.st_size == self._at:
-                return
+            # what it begins with is no whole line
+            skips = first and self._at > 0
             file.seek(self._at)
-            chunk = _CHUNK
-            while data := file.read(chunk):
-                whole = data.rfind(b"\n") + 1
-                self.rest = data[whole:]
-                if not whole and len(data) < chunk:
+            while line := file.readline(self._longest):
+                whole = line.endswith(b"\n")
+                if not whole and len(line) < self._longest:
                     return
-                if not whole and chunk < self._longest:
-                    # a long line, of which more is wanted
-                    chunk *= 4
-                    file.seek(self._at)
-                    continue
-                self._at += whole or len(data)
-                file.seek(self._at)
-                chunk = _CHUNK
-                lines = data[:whole].split(b"\n")[:-1] if whole else [data]
-                for line in lines[1:] if skipping else lines:
-                    yield first, line
+                self._at += len(line)
+                if not skips:
+                    yield first, line.removesuffix(b"\n")
                     first = False
-                skipping = not whole
+                skips = not whole
 
 
 class RunHistory:
@@ -528,7 +556,7 @@ class RunHistory:
         for part in parts[:_MOST_NODES] or [""]:
             if part not in self._files:
                 path = os.path.join(self._path, part, EVENTS)
-                self._files[part] = AppendedLines(path, _MOST_BYTES, _LONGEST_EVENT)
+                self._files[part] = AppendedLines(path)
                 name, ahead = (known or {}).get(part, (part.replace("_", " "), 0.0))
                 self.nodes[part] = NodeHistory(name, round(ahead * 1e9), self._hide)
             history = self.nodes[part]
@@ -560,7 +588,7 @@ class RunHistory:
         numbers = (node.current.number for node in self.nodes.values() if node.current is not None)
         return max(numbers, default=None)
 
-    def attempts(self, number: int | None) -> Iterator[tuple[str, SeenAttempt]]:
+    def attempts(self, number: int | None) -> Iterator[tuple[str, AttemptTimeline]]:
         """Yield an attempt of each node that was in it, with the name of the node's directory."""
         for part, node in self.nodes.items():
             if number is not None and (found := node.attempts.get(number)) is not None:

@@ -21,10 +21,9 @@ from msgspec.structs import replace
 from lllaunch.documents import isoformat
 from lllaunch.locks import is_held
 from lllaunch.results.history import (
+    Lane,
     Mark,
     RunHistory,
-    SeenWorker,
-    has_failed,
 )
 from lllaunch.results.locate import entry_of
 from lllaunch.results.queue import BatchQueue
@@ -146,7 +145,7 @@ def rank_rows(run: ListEntry, now: _RunFiles) -> list[ListEntry]:
     sampled = {} if now.sample is None else now.sample.by_rank
     found = []
     for rank in sorted({*now.workers, *sampled}):
-        node, worker = now.workers.get(rank) or ("", SeenWorker(rank, started_ns=1))
+        node, worker = now.workers.get(rank) or ("", Lane(rank, started_ns=1))
         state = _state_of(worker, live=run.is_live)
         live = state in {"running", "starting"}
         found.append(
@@ -166,9 +165,9 @@ def rank_rows(run: ListEntry, now: _RunFiles) -> list[ListEntry]:
     return found
 
 
-def _state_of(worker: SeenWorker, *, live: bool) -> str:
+def _state_of(worker: Lane, *, live: bool) -> str:
     if worker.ended_ns is not None:
-        return "failed" if has_failed(worker) else "ended"
+        return "failed" if worker.has_failed else "ended"
     if worker.started_ns is None:
         return "starting"
     return "running" if live else "ended"
@@ -253,7 +252,7 @@ class _RunFiles:
         self._sample: RunSample | None = None
         self.attempt: int | None = None
         # those of the attempt by rank, each with the name of its node's directory
-        self.workers: Mapping[int, tuple[str, SeenWorker]] = {}
+        self.workers: Mapping[int, tuple[str, Lane]] = {}
         # what the watchdog found, and how attempts failed, each with its attempt
         self.notes: Sequence[tuple[int, Mark]] = ()
         self.sample: RunSample | None = None  # the last one of the attempt

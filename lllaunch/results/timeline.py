@@ -19,12 +19,12 @@ from lllaunch.console.report import fate_text
 from lllaunch.files import read_bytes
 from lllaunch.results.history import (
     MOST_WORKERS,
+    AttemptTimeline,
+    Lane,
     Mark,
     NodeHistory,
     RunHistory,
-    SeenAttempt,
     SeenHang,
-    SeenWorker,
     TimeSpan,
 )
 from lllaunch.results.store import read_run
@@ -35,44 +35,7 @@ from lllaunch.words import exit_text, ranks
 
 if TYPE_CHECKING:
     from lllaunch.results.store import FoundDirectory, ListEntry
-    from lllaunch.run.result import AttemptResult, Hang, RootCause, RunResult, WorkerResult
-
-
-@dataclass(frozen=True)
-class Lane:
-    """One worker of one attempt in time."""
-
-    rank: int
-    local_rank: int
-    node: str
-    attempt: int
-    fate: str  # as result.json calls it; ``running`` while it lives
-    # ``spawn``, then ``run``, and within that ``hang`` and ``grace``: in order of their beginnings.
-    # Spans of one kind do not overlap; each of the latter two lies within that of the run, and they
-    # do not overlap either
-    spans: tuple[TimeSpan, ...] = ()
-    marks: tuple[Mark, ...] = ()
-    text: str = ""
-    # exit status, or the negative number of the signal that ended it; None if unknown
-    exitcode: int | None = None
-
-
-@dataclass(frozen=True)
-class AttemptTimeline:
-    """One attempt on one node in time."""
-
-    number: int
-    node: str
-    start_ns: int
-    end_ns: int | None  # when its last worker was gone, None while it goes on
-    # ``succeeded``, ``failed``, ``stopped`` (by a signal to the launcher), ``running``, or ``lost``
-    # if nobody knows
-    state: str
-    lanes: tuple[Lane, ...] = ()
-    # of the group, in order of their beginnings: ``preload``, ``rendezvous``, ``preflight``, and
-    # the ``pause`` that follows it. Those of one kind do not overlap
-    spans: tuple[TimeSpan, ...] = ()
-    marks: tuple[Mark, ...] = ()
+    from lllaunch.run.result import AttemptResult, Hang, RootCause, RunResult
 
 
 @dataclass(frozen=True)
@@ -188,16 +151,14 @@ def timeline_of(
     nodes = tuple(node.name for node, _ in records) if len(records) > 1 else ()
     if outcome is not None and len(outcome.nodes) > 1:
         nodes = (*nodes, *(node.name for node in outcome.nodes if node.name not in nodes))
-    seen = [
-        (node.name if nodes else "", node, attempt)
+    attempts = [
+        replace(attempt, node=node.name if nodes else "")
         for node, _ in records
-        for attempt in node.attempts.values()
+        for attempt in node.in_time(end, live=live)
     ]
     if outcome is not None:
-        seen = [*_with_result(seen, outcome, nodes)]
-    attempts = [
-        _attempt(attempt, name, node, end, outcome, live=live) for name, node, attempt in seen
-    ]
+        attempts = [*_with_result(attempts, outcome, nodes)]
+    attempts = [_attempt(attempt, end, outcome) for attempt in attempts]
     attempts.sort(key=lambda each: (each.number, nodes.index(each.node) if each.node else 0))
     starts = [node.first_ns for node, _ in records]
     starts += [0 if outcome is None else outcome.started_ns, *(each.start_ns for each in attempts)]
@@ -205,13 +166,9 @@ def timeline_of(
     return RunTimeline(start, max(start, end), not live, tuple(attempts), series, nodes)
 
 
-Seen: TypeAlias = tuple[str, NodeHistory, SeenAttempt]
-"""An attempt on a node, with the name of the node where there are several, and its history."""
-
-
 def _with_result(
-    seen: Sequence[Seen], outcome: RunResult, nodes: tuple[str, ...]
-) -> Iterator[Seen]:
+    seen: Sequence[AttemptTimeline], outcome: RunResult, nodes: tuple[str, ...]
+) -> Iterator[AttemptTimeline]:
     """Yield attempts with the workers and the hang that result.json knows and no events told."""
     # ranks count through the nodes in their order
     names: list[str] = []
@@ -220,40 +177,40 @@ def _with_result(
     skews = {node.name: round((node.clock_offset or 0.0) * 1e9) for node in outcome.nodes}
     first = nodes[0] if nodes else ""
     for told in outcome.attempts:
-        here = {name: (history, each) for name, history, each in seen if each.number == told.number}
-        known = {each.base_rank + rank for _, each in here.values() for rank in each.workers}
-        missing: dict[str, list[WorkerResult]] = {} if here else {first: []}
+        here = {
+            each.node: replace(each, workers={**each.workers})
+            for each in seen
+            if each.number == told.number
+        }
+        known = {each.base_rank + rank for each in here.values() for rank in each.workers}
+        start, end = told.started_ns, max(told.started_ns, told.ended_ns)
+        if not here and not told.workers:
+            here[first] = AttemptTimeline(told.number, start, end, node=first, spawn_ns=start)
         for worker in told.workers:
-            if worker.rank not in known:
-                name = names[worker.rank] if 0 <= worker.rank < len(names) else first
-                missing.setdefault(name, []).append(worker)
-        for name, workers in missing.items():
-            base = workers[0].rank - workers[0].local_rank if workers else 0
-            start, end = told.started_ns, max(told.started_ns, told.ended_ns)
-            new = SeenAttempt(told.number, start, end, base_rank=base, spawn_ns=start)
-            history, attempt = here.get(name, (NodeHistory(name), new))
-            added = {
-                worker.rank - attempt.base_rank: _seen(worker, skews.get(name, 0), end)
-                for worker in workers
-            }
-            here[name] = history, replace(attempt, workers={**attempt.workers, **added})
+            if worker.rank in known:
+                continue
+            name = names[worker.rank] if 0 <= worker.rank < len(names) else first
+            if name not in here:
+                base = worker.rank - worker.local_rank
+                here[name] = AttemptTimeline(
+                    told.number, start, end, node=name, base_rank=base, spawn_ns=start
+                )
+            ahead_ns, began, ended = skews.get(name, 0), worker.started_ns, worker.ended_ns
+            local_rank = worker.rank - here[name].base_rank
+            added = Lane(
+                worker.local_rank,
+                started_ns=None if began is None else began - ahead_ns,
+                ended_ns=end if ended is None else ended - ahead_ns,
+                exitcode=worker.exitcode,
+            )
+            here[name].workers[local_rank] = added
         root = outcome.root_cause
         hang = root.hang if root is not None and root.attempt == told.number else None
-        for name, (history, attempt) in here.items():
-            hangs = [*attempt.hangs, *_hangs(hang, attempt.base_rank)]
-            yield name, history, replace(attempt, hangs=hangs, state=told.state)
+        for each in here.values():
+            hangs = (*each.hangs, *_hangs(hang, each.base_rank))
+            yield replace(each, hangs=hangs, state=told.state)
     told_of = {each.number for each in outcome.attempts}
-    yield from (each for each in seen if each[2].number not in told_of)
-
-
-def _seen(worker: WorkerResult, ahead_ns: int, end_ns: int) -> SeenWorker:
-    started, ended = worker.started_ns, worker.ended_ns
-    return SeenWorker(
-        worker.local_rank,
-        started_ns=None if started is None else started - ahead_ns,
-        ended_ns=end_ns if ended is None else ended - ahead_ns,
-        exitcode=worker.exitcode,
-    )
+    yield from (each for each in seen if each.number not in told_of)
 
 
 def _hangs(hang: Hang | None, base_rank: int) -> Iterator[SeenHang]:
@@ -271,91 +228,56 @@ def _hangs(hang: Hang | None, base_rank: int) -> Iterator[SeenHang]:
         yield SeenHang(since, since, (rank - base_rank,), _line(text), True)
 
 
-def _attempt(
-    attempt: SeenAttempt,
-    name: str,
-    node: NodeHistory,
-    end_ns: int,
-    outcome: RunResult | None,
-    *,
-    live: bool,
-) -> AttemptTimeline:
-    current = node.current is not None and node.current.number == attempt.number
-    goes_on = live and not node.finished and current and attempt.end_ns is None
+def _attempt(attempt: AttemptTimeline, end_ns: int, outcome: RunResult | None) -> AttemptTimeline:
+    """Return an attempt with its workers in time."""
     end = end_ns if attempt.end_ns is None else attempt.end_ns
-    spans = [*attempt.spans, *(node.open_spans(end_ns) if current else ())]
-    spans.sort(key=lambda span: (span.start_ns, -span.end_ns))
     results = () if outcome is None else outcome.attempts
     told = next((each for each in results if each.number == attempt.number), None)
     root = None if told is None else told.root_cause
     if outcome is not None and outcome.root_cause and outcome.root_cause.attempt == attempt.number:
         root = outcome.root_cause
     marks = [mark for mark in attempt.marks if mark.rank is None]
-    if root is not None and not root.ranks and root.node in {"", name or root.node}:
-        at = root.time_ns or end
-        marks.append(Mark("root_cause", at, _line(str(root.cause))))
-    return AttemptTimeline(
-        number=attempt.number,
-        node=name,
-        start_ns=attempt.start_ns,
-        end_ns=None if goes_on else end,
-        state=attempt.state or ("running" if live and current else "lost"),
-        lanes=_lanes(attempt, name, end, told, root, live=goes_on),
-        spans=_apart(spans),
+    if root is not None and not root.ranks and root.node in {"", attempt.node or root.node}:
+        marks.append(Mark("root_cause", root.time_ns or end, _line(str(root.cause))))
+    return replace(
+        attempt,
+        workers={lane.rank: lane for lane in _lanes(attempt, end, told, root)},
+        spans=_apart(sorted(attempt.spans, key=lambda span: (span.start_ns, -span.end_ns))),
         marks=_in_order(marks),
     )
 
 
-def _in_order(marks: Iterable[Mark]) -> tuple[Mark, ...]:
-    return tuple(sorted(marks, key=lambda mark: mark.time_ns))
+def _in_order(marks: Iterable[Mark]) -> list[Mark]:
+    return sorted(marks, key=lambda mark: mark.time_ns)
 
 
 def _lanes(
-    attempt: SeenAttempt,
-    node: str,
-    end_ns: int,
-    told: AttemptResult | None,
-    root: RootCause | None,
-    *,
-    live: bool,
-) -> tuple[Lane, ...]:
-    workers = [worker for _, worker in sorted(attempt.workers.items())]
-    failed = [each for each in workers if each.exitcode and each.ending_ns is None]
+    attempt: AttemptTimeline, end_ns: int, told: AttemptResult | None, root: RootCause | None
+) -> Iterator[Lane]:
+    failed = [each for each in attempt.lanes if each.exitcode and each.ending_ns is None]
     first = min(failed, key=lambda each: each.ended_ns or 0, default=None)
     results = {} if told is None else {worker.rank: worker for worker in told.workers}
-    lanes = []
-    for worker in workers:
-        rank = attempt.base_rank + worker.local_rank
-        fate, text = _fate_so_far(worker, first, live=live)
-        spans = _spans_of(worker, attempt, end_ns)
+    for local_rank, worker in sorted(attempt.workers.items()):
+        rank = attempt.base_rank + local_rank
+        lane = replace(worker, rank=rank, node=attempt.node, attempt=attempt.number)
+        lane.fate, lane.text = _fate_so_far(worker, first, live=attempt.end_ns is None)
+        lane.spans = _spans_of(worker, attempt, end_ns)
         marks = [mark for mark in attempt.marks if mark.rank == rank]
         result = results.get(rank)
         if result is not None:
             # which knows for sure who failed first
             marks = [mark for mark in marks if mark.kind != "root_cause"]
             after = told is not None and told.root_cause is not None
-            fate, text = result.fate, _line(fate_text(result, after_root=after))
+            lane.fate, lane.text = result.fate, _line(fate_text(result, after_root=after))
+            lane.local_rank, lane.exitcode = result.local_rank, result.exitcode
         if root is not None and rank in root.ranks:
-            marks.append(
-                Mark("root_cause", root.time_ns or spans[-1].end_ns, _line(str(root.cause)), rank)
-            )
-        lanes.append(
-            Lane(
-                rank=rank,
-                local_rank=worker.local_rank if result is None else result.local_rank,
-                node=node,
-                attempt=attempt.number,
-                fate=fate,
-                spans=spans,
-                marks=_in_order(marks),
-                text=text,
-                exitcode=worker.exitcode if result is None else result.exitcode,
-            )
-        )
-    return tuple(lanes)
+            at = root.time_ns or lane.spans[-1].end_ns
+            marks.append(Mark("root_cause", at, _line(str(root.cause)), rank))
+        lane.marks = tuple(_in_order(marks))
+        yield lane
 
 
-def _fate_so_far(worker: SeenWorker, first: SeenWorker | None, *, live: bool) -> tuple[str, str]:
+def _fate_so_far(worker: Lane, first: Lane | None, *, live: bool) -> tuple[str, str]:
     """Return what became of a worker as far as events tell, and how that is said."""
     if worker.not_started:
         return "failed", f"could not be started: {worker.not_started}"
@@ -371,7 +293,7 @@ def _fate_so_far(worker: SeenWorker, first: SeenWorker | None, *, live: bool) ->
     return ("succeeded" if not worker.exitcode else "failed" if worker is first else "victim"), text
 
 
-def _spans_of(worker: SeenWorker, attempt: SeenAttempt, end_ns: int) -> tuple[TimeSpan, ...]:
+def _spans_of(worker: Lane, attempt: AttemptTimeline, end_ns: int) -> tuple[TimeSpan, ...]:
     started, ended = worker.started_ns, worker.ended_ns
     over = end_ns if ended is None else ended
     if started is None:
@@ -401,7 +323,7 @@ def _start_of(span: TimeSpan) -> tuple[int, int]:
     return span.start_ns, span.end_ns
 
 
-def _apart(spans: Iterable[TimeSpan]) -> tuple[TimeSpan, ...]:
+def _apart(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
     """Return spans of which those of one kind that overlap are one, with the last one's text."""
     found: list[TimeSpan] = []
     last: dict[str, int] = {}
@@ -414,7 +336,7 @@ def _apart(spans: Iterable[TimeSpan]) -> tuple[TimeSpan, ...]:
         else:
             last[span.kind] = len(found)
             found.append(span)
-    return tuple(found)
+    return found
 
 
 # Curves

@@ -16,15 +16,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.documents import isoformat
-from lllaunch.results.history import Mark
+from lllaunch.results.history import AttemptTimeline, Lane, Mark
 from lllaunch.results.sweeps import SweepTimeline, SweepView, place, tracks_of
-from lllaunch.results.timeline import (
-    AttemptTimeline,
-    Lane,
-    RunTimeline,
-    Series,
-    read_timeline,
-)
+from lllaunch.results.timeline import RunTimeline, Series, read_timeline
 from lllaunch.text import printable
 
 if TYPE_CHECKING:

@@ -11,14 +11,8 @@ from support.timelines import EVENTS, START, json_lines, node_records, sample
 
 from lllaunch.console.lanes import DRAWN, log_rows, peak_rows, progress_of_ranks, timeline_rows
 from lllaunch.console.table import Row
-from lllaunch.results.timeline import (
-    AttemptTimeline,
-    Lane,
-    Mark,
-    RunTimeline,
-    TimeSpan,
-    timeline_of,
-)
+from lllaunch.results.history import AttemptTimeline, Lane
+from lllaunch.results.timeline import Mark, RunTimeline, TimeSpan, timeline_of
 from lllaunch.run.excerpts import Excerpt
 from lllaunch.watchdog.progress import Progress
 from lllaunch.workers.terminal import cells
@@ -31,11 +25,12 @@ def at(seconds: float) -> int:
 def lane(rank: int, fate: str, *spans: tuple[Any, float, float], cause: float = 0) -> Lane:
     marks = (Mark("root_cause", at(cause), "no", rank),) if cause else ()
     drawn = tuple(TimeSpan(kind, at(start), at(end)) for kind, start, end in spans)
-    return Lane(rank, rank, "", 0, fate, drawn, marks)
+    return Lane(rank, rank=rank, fate=fate, spans=drawn, marks=marks)
 
 
 def run_of(*lanes: Lane, state: str = "failed", number: int = 0) -> AttemptTimeline:
-    return AttemptTimeline(number, "", at(0), at(20), state, lanes)
+    workers = {lane.rank: lane for lane in lanes}
+    return AttemptTimeline(number, at(0), at(20), state, workers=workers)
 
 
 def lines(rows: list[Row]) -> list[str]:

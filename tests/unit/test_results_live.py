@@ -478,15 +478,12 @@ def test_how_long_a_sweep_will_take(
 # Lines that are added
 
 
-def test_lines_are_read_once_and_only_when_they_are_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_are_read_once_and_only_when_they_are_whole(tmp_path: Path) -> None:
     path = tmp_path / "file"
     file = AppendedLines(str(path))
     assert list(file.added()) == []
     path.write_bytes(b"one\ntw")
     assert list(file.added()) == [(True, b"one")]
-    assert file.rest == b"tw"
     assert list(file.added()) == []
     with open(path, "ab") as more:
         more.write(b"o\nthree\n")
@@ -499,7 +496,6 @@ def test_lines_are_read_once_and_only_when_they_are_whole(
     found = AppendedLines(str(path), window=20).added()
     assert [line for _, line in found] == [b"line 998", b"line 999"]
     # of a line that does not end comes the beginning
-    monkeypatch.setattr(history, "_CHUNK", 16)
     path.write_bytes(b"first\n" + b"x" * 100 + b"\nlast\n")
     assert [line for _, line in AppendedLines(str(path), longest=16).added()] == [
         *(b"first", b"x" * 16, b"last")

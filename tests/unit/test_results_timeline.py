@@ -13,14 +13,9 @@ from hypothesis import strategies as st
 from support.left import write_lines
 from support.timelines import EVENTS, START, event, json_lines, node_records, sample
 
+from lllaunch.results.history import AttemptTimeline, Lane
 from lllaunch.results.locate import locate
-from lllaunch.results.timeline import (
-    AttemptTimeline,
-    Lane,
-    RunTimeline,
-    read_timeline,
-    timeline_of,
-)
+from lllaunch.results.timeline import RunTimeline, read_timeline, timeline_of
 from lllaunch.run.result import as_result
 
 
