@@ -538,7 +538,7 @@ class RunHistory:
     """
 
     def __init__(self, path: str, hide: Callable[[str], str] = str) -> None:
-        self._path, self._hide = path, hide
+        self.path, self._hide = path, hide
         self._files: dict[str, AppendedLines] = {}
         self.nodes: dict[str, NodeHistory] = {}
 
@@ -555,7 +555,7 @@ class RunHistory:
         )
         for part in parts[:_MOST_NODES] or [""]:
             if part not in self._files:
-                path = os.path.join(self._path, part, EVENTS)
+                path = os.path.join(self.path, part, EVENTS)
                 self._files[part] = AppendedLines(path)
                 name, ahead = (known or {}).get(part, (part.replace("_", " "), 0.0))
                 self.nodes[part] = NodeHistory(name, round(ahead * 1e9), self._hide)

@@ -22,7 +22,6 @@ from lllaunch.documents import isoformat
 from lllaunch.locks import is_held
 from lllaunch.results.history import (
     Lane,
-    Mark,
     RunHistory,
 )
 from lllaunch.results.locate import entry_of
@@ -124,28 +123,35 @@ def _measured(
     return fields if live else fields | dict.fromkeys(_OF_LIFE)
 
 
-def with_now(row: ListEntry, now: _RunFiles) -> ListEntry:
+def with_now(row: ListEntry, now: _LiveRun) -> ListEntry:
     """Return a run or a job with what its files tell that it does."""
     ranks = {} if now.sample is None else now.sample.by_rank
     slowest, behind = slowest_of(ranks) or (None, None)
     # of a job it is the number of its tries, which its run knows nothing of
-    known = now.attempt is None or row.kind == "job"
+    known = now.number is None or row.kind == "job"
+    said = now.said()
     return replace(
         row,
-        attempts=row.attempts if known else (now.attempt or 0) + 1,
+        attempts=row.attempts if known else (now.number or 0) + 1,
         slowest=slowest,
         behind=behind,
-        note=now.said()[-1] if now.notes else "",
+        note=said[-1] if said else "",
         **_measured(ranks.values(), now.sample, now.age, live=row.is_live),
     )
 
 
-def rank_rows(run: ListEntry, now: _RunFiles) -> list[ListEntry]:
+def rank_rows(run: ListEntry, now: _LiveRun) -> list[ListEntry]:
     """Return a row for each rank of the attempt that runs, or ran last."""
     sampled = {} if now.sample is None else now.sample.by_rank
+    # each with the name of its node's directory
+    workers = {
+        each.base_rank + rank: (part, worker)
+        for part, each in now.attempts(now.number)
+        for rank, worker in each.workers.items()
+    }
     found = []
-    for rank in sorted({*now.workers, *sampled}):
-        node, worker = now.workers.get(rank) or ("", Lane(rank, started_ns=1))
+    for rank in sorted({*workers, *sampled}):
+        node, worker = workers.get(rank) or ("", Lane(rank, started_ns=1))
         state = _state_of(worker, live=run.is_live)
         live = state in {"running", "starting"}
         found.append(
@@ -154,7 +160,7 @@ def rank_rows(run: ListEntry, now: _RunFiles) -> list[ListEntry]:
                 run.path,
                 state,
                 number=rank,
-                attempts=None if now.attempt is None else now.attempt + 1,
+                attempts=None if now.number is None else now.number + 1,
                 note=how_ended(worker.exitcode),
                 exit_code=worker.exitcode,
                 pid=worker.pid,
@@ -242,56 +248,44 @@ _MOST_FINDINGS = 20
 _SETTLED, _QUEUE_PAUSE = 2.0, 5.0
 
 
-class _RunFiles:
+class _LiveRun(RunHistory):
     """What the files of a run tell beside its state, each read as far as it has changed."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._history = RunHistory(path)
-        self._sampled: tuple[object, ...] = ()
-        self._sample: RunSample | None = None
-        self.attempt: int | None = None
-        # those of the attempt by rank, each with the name of its node's directory
-        self.workers: Mapping[int, tuple[str, Lane]] = {}
-        # what the watchdog found, and how attempts failed, each with its attempt
-        self.notes: Sequence[tuple[int, Mark]] = ()
-        self.sample: RunSample | None = None  # the last one of the attempt
-        self.age = 0.0  # of the last sample, seconds
+    _sampled: tuple[object, ...] = ()
+    _newest: RunSample | None = None
+    number: int | None = None  # of the attempt that runs, or ran last
+    sample: RunSample | None = None  # the last one of the attempt
+    age = 0.0  # of the last sample, seconds
 
-    def look(self, names: Collection[str]) -> _RunFiles:
+    def see(self, names: Collection[str]) -> _LiveRun:
         """Read what is new; `names` is what is in its directory."""
-        nodes = self._history.look(names).nodes
-        sampled = tuple(signature(os.path.join(self._path, part, SAMPLES)) for part in nodes)
+        nodes = self.look(names).nodes
+        sampled = tuple(signature(os.path.join(self.path, part, SAMPLES)) for part in nodes)
         if sampled != self._sampled:
-            self._sampled, self._sample = sampled, sample_of(self._path)
-        self.attempt, sample = self._history.attempt, self._sample
-        if self.attempt is None:
+            self._sampled, self._newest = sampled, sample_of(self.path)
+        self.number, sample = self.attempt, self._newest
+        if self.number is None:
             numbers = (int(match[1]) for name in names if (match := ATTEMPT.fullmatch(name)))
-            self.attempt = max(numbers, default=None)
-        notes = [
-            (each.number, mark)
-            for _, node in self._history.current
-            for each in node.attempts.values()
-            for mark in each.marks
-            if mark.kind in {"finding", "root_cause"}
-        ]
-        self.notes = sorted(notes, key=lambda pair: (pair[0], pair[1].time_ns))[-_MOST_FINDINGS:]
-        self.workers = {
-            each.base_rank + rank: (part, worker)
-            for part, each in self._history.attempts(self.attempt)
-            for rank, worker in each.workers.items()
-        }
-        self.sample = None if sample is None or sample.attempt != self.attempt else sample
+            self.number = max(numbers, default=None)
+        self.sample = None if sample is None or sample.attempt != self.number else sample
         self.age = 0.0 if sample is None else max(0.0, time.time() - sample.time)
         return self
 
     def said(self) -> tuple[str, ...]:
-        """Return what went wrong in words; of former attempts with their numbers."""
+        """Return what the watchdog found and how attempts failed; of former ones with a number."""
+        notes = [
+            (each.number, mark)
+            for _, node in self.current
+            for each in node.attempts.values()
+            for mark in each.marks
+            if mark.kind in {"finding", "root_cause"}
+        ]
+        notes.sort(key=lambda pair: (pair[0], pair[1].time_ns))
         return tuple(
-            ("" if of == self.attempt else f"attempt {of}: ")
+            ("" if of == self.number else f"attempt {of}: ")
             + ("" if mark.rank is None else f"{ranks([mark.rank])}: ")
             + first_line(mark.text, 200)
-            for of, mark in self.notes
+            for of, mark in notes[-_MOST_FINDINGS:]
         )
 
 
@@ -315,7 +309,7 @@ class LiveReader:
         self._asked = time.monotonic()
         self._contents: dict[str, tuple[int, tuple[frozenset[str], list[str]]]] = {}
         self._over: dict[str, tuple[int, ListEntry | None]] = {}
-        self._runs: dict[str, _RunFiles] = {}
+        self._runs: dict[str, _LiveRun] = {}
         self._sweeps: dict[str, _KnownSweep] = {}
 
     # What is looked at
@@ -427,8 +421,8 @@ class LiveReader:
             return False
         return is_held(lock_of(found.kind, found.path)) is False
 
-    def _run_now(self, path: str, names: Collection[str]) -> _RunFiles:
-        return self._runs.setdefault(path, _RunFiles(path)).look(names)
+    def _run_now(self, path: str, names: Collection[str]) -> _LiveRun:
+        return self._runs.setdefault(path, _LiveRun(path)).see(names)
 
     def _sweep_row(self, path: str) -> ListEntry:
         """Read a sweep and its jobs; return its row."""
