@@ -252,16 +252,6 @@ class ConsolePolicy(Struct, frozen=True):
     interval: float | None = 300.0
 
 
-class Written(NamedTuple):
-    """Something that Hydra writes to."""
-
-    key: str
-    path: str
-    # of a log file the run's directory, empty if that is not known; None of directories
-    log_of: str | None = None
-    hidden: bool = False  # whether variables were read for it, so that it must not be shown
-
-
 class LaunchSpec(Discreet, frozen=True):
     """One run, resolved: all that the launcher decides from.
 
@@ -337,7 +327,6 @@ class LaunchSpec(Discreet, frozen=True):
     # what Hydra makes by the names in its own node, redacted; it is in no plan but a lock's, and
     # only known where plans are reviewed
     hydra: Mapping[str, Any] = field(default_factory=dict)
-    written: tuple[Written, ...] = ()  # what Hydra writes to; the same
 
     @property
     def directory(self) -> str:

@@ -37,7 +37,12 @@ from lllaunch.app.configs import (
     install_app,
     job_name,
 )
-from lllaunch.app.gate import GuardedLoader, expect_own_environment, lock_name
+from lllaunch.app.gate import (
+    GuardedLoader,
+    expect_own_environment,
+    lock_name,
+    variables_of_hydra,
+)
 from lllaunch.app.planning import locating, plan_job
 from lllaunch.app.sweeping.composing import Composer
 from lllaunch.app.sweeping.sweeper import grid_of
@@ -48,12 +53,14 @@ from lllaunch.config.secrets import safe_source
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode
 from lllaunch.hydra_compat import BASIC_SWEEPER, Callbacks, create_automatic_config_search_path
-from lllaunch.review.allow import with_hydra
+from lllaunch.review.allow import check, with_hydra
 from lllaunch.review.annotated import OriginAnnotator
+from lllaunch.review.paths import tree_top
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from lllaunch.review.policy import Policy
     from lllaunch.spec import LaunchSpec
 
 
@@ -220,7 +227,8 @@ class Reviewed:
     """One run, as a command line would start it."""
 
     spec: LaunchSpec
-    config: dict[Any, Any]  # that it was decided from: whole, plain data, unresolved
+    refused: list[Diagnostic]  # what the project does not allow of it
+    unlocked: list[Diagnostic]  # what no lock has
     name: str  # what its lock is called; empty if nothing says
     job: str  # its overrides, if it is a job of a sweep
     directory: str  # where its files would go, as the config says it
@@ -254,16 +262,16 @@ class Reviewed:
         return {"entrypoint": entry, "directories": directories}
 
 
-def review_run(composed: Composition) -> Reviewed:
+def review_run(composed: Composition, policy: Policy | None = None) -> Reviewed:
     """Decides what a command line would run; what is wrong is a `ConfigError`."""
     config = composed.compose()
     with locating(composed.loader, config):
         spec = composed.plan(config)
     found = composed.origins(composed.command.overrides)
-    return _reviewed(spec, config, lambda: found, OriginAnnotator(found, spec))
+    return _reviewed(spec, config, policy, lambda: found, OriginAnnotator(found, spec))
 
 
-def review_sweep(composed: Composition) -> list[Reviewed]:
+def review_sweep(composed: Composition, policy: Policy | None = None) -> list[Reviewed]:
     """Decides what each job of a command line would run.
 
     What is wrong with the sweep is a `ConfigError`, with a job of it a `ComposeFailed`.
@@ -292,13 +300,14 @@ def review_sweep(composed: Composition) -> list[Reviewed]:
         origins = functools.cache(functools.partial(composed.origins, given_overrides(job.whole)))
         # the first one is shown whole, the others by what differs
         told = OriginAnnotator(Origins({}) if found else origins(), spec, sweeps=True)
-        found.append(_reviewed(spec, job.whole, origins, told, overrides))
+        found.append(_reviewed(spec, job.whole, policy, origins, told, overrides))
     return found
 
 
 def _reviewed(
     spec: LaunchSpec,
     config: DictConfig,
+    policy: Policy | None,
     origins: Callable[[], Origins],
     told: OriginAnnotator,
     overrides: Sequence[str] | None = None,
@@ -309,7 +318,9 @@ def _reviewed(
     texts = [node["run"]["dir"]] if alone else [node["sweep"]["dir"], node["sweep"]["subdir"]]
     directory = "/".join(safe_source(str(text), "dir") for text in texts)
     job = job_name(overrides) if overrides is not None else ""
-    return Reviewed(spec, raw, lock_name(spec, config), job, directory, told, origins)
+    refused = check(spec, config, policy, tree_top(os.getcwd()))
+    unlocked, name = variables_of_hydra(config), lock_name(spec, config)
+    return Reviewed(spec, refused, unlocked, name, job, directory, told, origins)
 
 
 def located(

@@ -358,10 +358,10 @@ class GuardedLoader(WatchedLoader):
         ]
         if not found or self._policy is None:
             return
-        from lllaunch.review.allow import check_config  # noqa: PLC0415 - as above
+        from lllaunch.review.allow import check  # noqa: PLC0415 - as above
 
         config = OmegaConf.create({"hydra": {"searchpath": [each.path for each in found]}})
-        problems = check_config(config, self._policy, tree_top(os.getcwd()))
+        problems = check(None, config, self._policy, tree_top(os.getcwd()))
         if problems and found[0].provider == f"{_SEARCHPATH} in main":
             from lllaunch.config.origins import origins_of_one  # noqa: PLC0415 - as above
 
@@ -374,16 +374,14 @@ class GuardedLoader(WatchedLoader):
         Interpolations keep what they come to: the moment of ``${now:}`` may choose between paths.
         """
         expect_own_environment(config)
-        if self._policy is None:
-            if asks_for_lock(config):
-                from lllaunch.review.allow import NO_POLICY  # noqa: PLC0415 - as above
-
-                _refuse_if_any([NO_POLICY])
+        locked = self._policy is None and asks_for_lock(config)
+        if self._policy is None and not locked:
             return
-        from lllaunch.review.allow import check_config  # noqa: PLC0415 - as above
+        from lllaunch.review.allow import check  # noqa: PLC0415 - as above
 
         with _as_hydras(config):
-            _refuse_if_any(check_config(config, self._policy, tree_top(os.getcwd())))
+            top = tree_top(os.getcwd())
+            _refuse_if_any(check(None, config, self._policy, top, locked=locked))
 
     @functools.cached_property
     def _policy(self) -> Policy | None:

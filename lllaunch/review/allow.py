@@ -16,7 +16,7 @@ import re
 import shutil
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
@@ -29,14 +29,14 @@ from lllaunch.config.interpolation import interpolations
 from lllaunch.config.locate import Objects, import_path, locate_main
 from lllaunch.config.read import Reader, watching
 from lllaunch.config.secrets import mentions_env
-from lllaunch.config.tree import DEEPEST, MOST_VALUES, conceal, show
+from lllaunch.config.tree import DEEPEST, MOST_VALUES, conceal, show, written_key
 from lllaunch.errors import Diagnostic
 from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER
 from lllaunch.omegaconf_compat import own_node, raw_value
 from lllaunch.review.paths import POLICY_FILE, POLICY_VARIABLE
 from lllaunch.review.policy import Forms, Policy, fits, fits_any, is_within
 from lllaunch.run.files import is_below
-from lllaunch.spec import Entrypoint, LaunchSpec, Written, rank_key
+from lllaunch.spec import Entrypoint, LaunchSpec, rank_key
 from lllaunch.text import shorten
 
 if TYPE_CHECKING:
@@ -118,8 +118,7 @@ class Requested(NamedTuple):
     @property
     def key(self) -> str:
         """The path, dotted, for a message."""
-        text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.path)
-        return shorten(text.removeprefix("."))
+        return shorten(written_key(self.path))
 
 
 def asked_for(whole: DictConfig) -> Iterator[Requested]:
@@ -232,7 +231,7 @@ def variables_set(config: DictConfig) -> list[str]:
 
 
 def check(
-    spec: LaunchSpec,
+    spec: LaunchSpec | None,
     config: DictConfig,
     policy: Policy | None,
     root: str,
@@ -242,26 +241,23 @@ def check(
 ) -> list[Diagnostic]:
     """Return what the project does not allow of a run; exit code 5 as a `PlanRefused`.
 
-    ``config`` is the whole composed config, Hydra's node included. Without a policy everything is
-    allowed unless ``locked``: the run must be a reviewed one.
-    ``entrypoint``: what the workers run is known, and judged.
+    ``config`` is the whole composed config, Hydra's node included; without ``spec`` that alone is
+    judged, before Hydra acts on it. Without a policy everything is allowed unless ``locked``: the
+    run must be a reviewed one. ``entrypoint``: what the workers run is known, and judged.
     """
     if policy is None:
         return [NO_POLICY] if locked else []
-    path = import_path(spec.cwd, spec.runtime_cwd, sys.path, spec.env.get("PYTHONPATH", ""))
+    path: Iterable[str] = (os.getcwd(), *sys.path)
+    if spec is not None:
+        path = import_path(spec.cwd, spec.runtime_cwd, sys.path, spec.env.get("PYTHONPATH", ""))
     judge = _Judge(policy, root, path)
-    if entrypoint:
-        judge.runs("launch.entrypoint", spec.entrypoint)
-    judge.run(spec)
-    judge.config(config)
-    judge.written(spec.written)
-    return judge.problems
-
-
-def check_config(config: DictConfig, policy: Policy, root: str) -> list[Diagnostic]:
-    """Return what the project does not allow of a whole config, before Hydra acts on it."""
-    judge = _Judge(policy, root, (os.getcwd(), *sys.path))
-    judge.config(config)
+    if spec is not None:
+        if entrypoint:
+            judge.runs("launch.entrypoint", spec.entrypoint)
+        judge.run(spec)
+    judge.variables("hydra.job.env_set", variables_set(config))
+    for each in asked_for(config):
+        judge.expect(each)
     judge.written(written(config))
     return judge.problems
 
@@ -276,18 +272,25 @@ class _Judge:
 
     def runs(self, key: str, entry: Entrypoint) -> None:
         name = "programs" if entry.form == "program" else "entrypoints"
-        patterns = getattr(self._policy, name)
-        refused = [each for each in self._forms(entry) if not fits_any(patterns, each)]
-        if not refused:
+        hidden = mentions_env(entry.text)
+        self._judge(key, (name,), " ".join(entry.text.split()), self._forms(entry), hidden=hidden)
+
+    def _judge(
+        self, key: str, lists: Sequence[str], text: str, forms: Iterable[Forms], *, hidden: bool
+    ) -> None:
+        """Refuse a text one of whose forms no pattern of some lists allows."""
+        patterns = [each for name in lists for each in getattr(self._policy, name)]
+        first = next((each for each in forms if not fits_any(patterns, each)), None)
+        if first is None:
             return
-        first = refused[0]
-        wanted = next(iter(first.names), first.file) or first.exact
-        message = _not_in(name, wanted, " ".join(entry.text.split()))
-        if mentions_env(entry.text):
-            message, wanted = _not_in(name), ""
-        elif wanted == first.exact and any(fits(pattern, wanted) for pattern in patterns):
-            message = _only_by(name, _UNKNOWN)
-        self._refuse(key, repr(shorten(entry.text)), message, name, wanted)
+        name, wanted = lists[0], next(iter(first.names), first.file) or first.exact
+        other = "" if hidden or wanted == text else f"is {shorten(wanted)!r}, which "
+        message = f"{other}is not in allow.{name}"
+        known = hidden or first.names or first.file
+        if not known and any(fits(pattern, wanted) for pattern in patterns):
+            why = _MADE_UP if "${" in text else "cannot be told without importing it"
+            message = f"{why}, so only the same text in allow.{name} would do"
+        self._refuse(key, text and repr(shorten(text)), message, name, "" if hidden else wanted)
 
     def run(self, spec: LaunchSpec) -> None:
         """Judge what runs beside the entrypoint, where, and with what.
@@ -338,11 +341,11 @@ class _Judge:
     def ask(
         self, key: str, name: str, value: str, *, hidden: bool = False, exact: bool = False
     ) -> None:
-        """Refuse what no pattern of a list allows."""
+        """Refuse what no pattern of a list allows, or with ``exact`` no text."""
         patterns = getattr(self._policy, name)
         if value not in patterns and (exact or not any(fits(each, value) for each in patterns)):
             shown = "" if hidden or key.endswith(f".{value}") else repr(shorten(value))
-            self._refuse(key, shown, _not_in(name), name, "" if hidden else value)
+            self._refuse(key, shown, f"is not in allow.{name}", name, "" if hidden else value)
 
     def _forms(self, entry: Entrypoint) -> list[Forms]:
         if entry.form == "program":
@@ -387,12 +390,7 @@ class _Judge:
     def _expect_path(self, key: str, path: str, real: str, what: str, *, hidden: bool) -> None:
         if not is_within(real, self._policy.paths):
             shown, wanted = ("", "") if hidden else (repr(path), real)
-            self._refuse(key, shown, f"is {what} and {_not_in('paths')}", "paths", wanted)
-
-    def config(self, config: DictConfig) -> None:
-        self.variables("hydra.job.env_set", variables_set(config))
-        for each in asked_for(config):
-            self.expect(each)
+            self._refuse(key, shown, f"is {what} and is not in allow.paths", "paths", wanted)
 
     def variables(self, key: str, env: Iterable[str]) -> None:
         for name in map(str, env):
@@ -404,8 +402,7 @@ class _Judge:
         if not isinstance(value, str):
             self._refuse(asked.key, show(value), "is no text, which could be judged", name, "")
             return
-        patterns = [each for name in asked.lists for each in getattr(self._policy, name)]
-        if value in OWN_TARGETS.get(asked.path, ()) or value in patterns:
+        if value in OWN_TARGETS.get(asked.path, ()):
             return
         if not asked.clear:
             told = []
@@ -415,14 +412,10 @@ class _Judge:
         else:
             # every way that it may be read; nothing if that cannot be told
             told = [f"{t.module}.{t.qualname}" for t in self._objects.dotted(value)]
-        refused = [each for each in told if not any(fits(pattern, each) for pattern in patterns)]
-        if told and not refused:
-            return
-        wanted = refused[0] if refused else value
-        message = _not_in(name, wanted, value)
-        if not told and any(fits(pattern, value) for pattern in patterns):
-            message = _only_by(name, _UNKNOWN if asked.clear else _MADE_UP)
-        self._refuse(asked.key, show(value), message, name, wanted)
+        # patterns for these have slashes and are for no files
+        forms = [Forms((each,), each if "/" in each else "", value) for each in told]
+        forms = forms or [Forms(exact=value)]
+        self._judge(asked.key, asked.lists, value, forms, hidden=False)
 
     def _place(self, path: str) -> str:
         """A path with its links resolved: relative if it is in the tree, else absolute."""
@@ -438,17 +431,7 @@ class _Judge:
         )
 
 
-_UNKNOWN = "cannot be told without importing it"
 _MADE_UP = "is an interpolation, which may come to anything"
-
-
-def _not_in(name: str, is_: str = "", said: str = "") -> str:
-    other = f"is {shorten(is_)!r}, which " if is_ != said else ""
-    return f"{other}is not in allow.{name}"
-
-
-def _only_by(name: str, why: str) -> str:
-    return f"{why}, so only the same text in allow.{name} would do"
 
 
 IN_LOCKS = ("callbacks", *_LOGGING)
@@ -463,7 +446,17 @@ def with_hydra(spec: LaunchSpec, config: DictConfig) -> LaunchSpec:
         config.hydra, "hydra", [name for name in IN_LOCKS if name in named]
     )
     findings.raise_if_any()
-    return replace(spec, hydra=conceal(made), written=written(config))
+    return replace(spec, hydra=conceal(made))
+
+
+class Written(NamedTuple):
+    """Something that Hydra writes to."""
+
+    key: str
+    path: str
+    # of a log file the run's directory, empty if that is not known; None of directories
+    log_of: str | None = None
+    hidden: bool = False  # whether variables were read for it, so that it must not be shown
 
 
 _WRITTEN = ("run.dir", "sweep.dir", "sweep.subdir", "output_subdir", "runtime.output_dir")

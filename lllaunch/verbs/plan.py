@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
-from omegaconf import OmegaConf
 
 from lllaunch.app.compose import (
     Composition,
@@ -22,7 +21,7 @@ from lllaunch.app.compose import (
     review_sweep,
 )
 from lllaunch.app.configs import unlocked
-from lllaunch.app.gate import policy_of, variables_of_hydra
+from lllaunch.app.gate import policy_of
 from lllaunch.config.fields import Findings
 from lllaunch.config.plan import dump_yaml, essential
 from lllaunch.config.tree import leaf_items
@@ -31,7 +30,6 @@ from lllaunch.difference import as_json as changes_as_json
 from lllaunch.documents import Plain
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.exit_codes import ExitCode
-from lllaunch.review.allow import check
 from lllaunch.review.annotated import annotated, comment_rows, origin_json
 from lllaunch.review.lock import (
     PlanRefused,
@@ -60,7 +58,7 @@ from lllaunch.words import StyledText, commit_text, versions_text
 
 def _write_locks(runs: Sequence[Reviewed], command: ConfigRequest, name: str | None) -> None:
     """Write the locks of some plans and print what is new in them."""
-    problems = located(runs, lambda run: variables_of_hydra(OmegaConf.create(run.config)))
+    problems = located(runs, lambda run: run.unlocked)
     if problems:
         raise ConfigError(problems)
     for own, words, plan in _locks(runs, command, name):
@@ -192,20 +190,14 @@ def _plan(given: argparse.Namespace) -> int:
         return ExitCode.SUCCESS
     as_json, code = given.format == "json", 0
     with contextlib.closing(BuildQuery(os.getcwd())) as query, Composition(command) as composed:
+        policy = policy_of(tree_top(os.getcwd()))
         if composed.is_sweep():
-            runs = review_sweep(composed)
+            runs = review_sweep(composed, policy)
             command = command._replace(multirun=True)
         else:
-            runs = [review_run(composed)]
+            runs = [review_run(composed, policy)]
         # what may not run is not for review, but may be looked at
-        top = tree_top(os.getcwd())
-        policy = policy_of(top)
-        refused = PlanRefused(
-            problems=located(
-                () if policy is None else runs,
-                lambda run: check(run.spec, OmegaConf.create(run.config), policy, top),
-            )
-        )
+        refused = PlanRefused(problems=located(runs, lambda run: run.refused))
         if given.lock and not refused.problems:
             _write_locks(runs, command, given.name)
         elif given.diff:
