@@ -19,14 +19,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import structs
-from omegaconf import OmegaConf
 
 from lllaunch.app.command_line import prestarted
 from lllaunch.cluster import slurm
 from lllaunch.cluster.values import expand_hosts
-from lllaunch.config.nodes import HostContext
-from lllaunch.config.plan import config_of, expect_same, plan_config, plan_hash, read_plan
-from lllaunch.config.resolve import resolve
 from lllaunch.console.console import Console
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError, SnapshotFailed, Unfit
 from lllaunch.exit_codes import ExitCode
@@ -35,7 +31,6 @@ from lllaunch.locks import LOST_NODE_PATIENCE, PATIENCE
 from lllaunch.review.paths import locks_all, policy_path, tree_top
 from lllaunch.run.build import BuildQuery, modules_of
 from lllaunch.run.directory import LOCK_NAME, PLAN, SUBMISSION, RunDirectory
-from lllaunch.run.execute import Run
 from lllaunch.run.files import naming
 from lllaunch.run.result import KilledBySignal, NodeGone, RunResult, known_result
 from lllaunch.run.snapshot import Snapshot, let_go
@@ -191,6 +186,10 @@ def perform(
 
             batch.overrides = read_overrides(batch.directory)
         return run_again(read_submitted(batch.directory), spawner, batch)
+    # while the spawner's interpreter starts
+    from lllaunch.config.plan import plan_config, plan_hash  # noqa: PLC0415
+    from lllaunch.run.execute import Run  # noqa: PLC0415
+
     console = Console()
     query = BuildQuery(cwd)
     try:
@@ -218,6 +217,13 @@ def perform(
 
 def spec_of(directory: str) -> LaunchSpec:
     """Decide what the run of a plan is that needs nothing else, here and in this directory."""
+    # as above
+    from omegaconf import OmegaConf  # noqa: PLC0415
+
+    from lllaunch.config.nodes import HostContext  # noqa: PLC0415
+    from lllaunch.config.plan import config_of, expect_same, read_plan  # noqa: PLC0415
+    from lllaunch.config.resolve import resolve  # noqa: PLC0415
+
     path, cwd = os.path.join(directory, PLAN), os.getcwd()
     plan = read_plan(path)
     places = {"runtime.output_dir": directory, "runtime.cwd": cwd}
