@@ -422,45 +422,35 @@ class RestartBudget:
         self._exhausted = False
         self._spawner_left = spawner_retries
         self._policy = policy
-        # When those were that count: with a window, or where progress gives them back, not all do.
-        before = history or RestartHistory()
-        self._times = before.times_ns
-        self._step = before.step
-        self._ended_at = before.ended_at
-        # Of the present attempt.
-        self._now = max(self._times, default=0)
-        self._shown: float | None = None
-        self._further = False
-        self._tells = True
+        self._past = history or RestartHistory()
         # A batch job that fails may be tried again by the queue, whatever restarts it has itself.
         self._continues = history is not None
+        # Of the present attempt: how far it has come, and whether that is further than any before.
+        self._came = AttemptProgress(None, checkpoint_changed=False, time_ns=0)
+        self._further = False
 
     @property
     def history(self) -> RestartHistory | None:
         """What became of the attempts so far; None if it does not matter to the policy."""
-        if not self._policy.looks_back:
-            return None
-        return RestartHistory(self._times, self._step, self._ended_at)
+        return self._past if self._policy.looks_back else None
 
     def begin(self) -> None:
         """Take note that another attempt begins."""
-        self._shown, self._further, self._tells = None, False, True
+        self._came = AttemptProgress(None, checkpoint_changed=False, time_ns=self._now)
+        self._further = False
+
+    @property
+    def _now(self) -> int:
+        return max(self._came.time_ns, *self._past.times_ns, 0)
 
     def note(self, progress: AttemptProgress) -> None:
         """Take note of how far the attempt has come; also of more that becomes known of it."""
-        self._now = max(self._now, progress.time_ns)
-        # one without workers, or with a checkpoint too large to look at, says nothing
-        self._tells = progress.ran and progress.checkpoint_changed is not None
-        shown = progress.step
-        if shown is not None and (self._shown is None or shown > self._shown):
-            self._shown = shown
-        higher = shown is not None and (self._step is None or shown > self._step)
-        if higher:
-            self._step = shown
+        past, step, self._came = self._past, progress.step, progress
+        higher = step is not None and (past.step is None or step > past.step)
         if higher or progress.checkpoint_changed:
-            self._further, self._ended_at = True, ()
-            if self._policy.reset_on == "progress":
-                self._times = ()
+            self._further = True
+            times = () if self._policy.reset_on == "progress" else past.times_ns
+            self._past = RestartHistory(times, step if higher else past.step)
 
     def take(self, reason: Reason | None) -> float | None:
         """Take a restart.
@@ -476,34 +466,27 @@ class RestartBudget:
             return 0.0
         if reason is None or self._exhausted:
             return None
-        in_vain = self._is_in_vain(reason)
-        self._times = self._in_window()
+        policy, past, now = self._policy, self._past, self._now
+        times, ended_at, most = past.times_ns, past.ended_at, policy.max_without_progress
+        # one without workers, or with a checkpoint too large to look at, says nothing
+        tells = self._came.ran and self._came.checkpoint_changed is not None
+        in_vain = False
+        if most is not None and tells and not self._further and reason != "preflight":
+            ended_at = (*ended_at, self._came.step)
+            in_vain = len(ended_at) >= most
+        if policy.window is not None:
+            times = tuple(each for each in times if now - each < policy.window * 1e9)
         # a policy's ``signal`` is one that ended a worker, not one to the launcher
         cause = {"died": "signal", "signal": None}.get(reason, reason)
-        allowed = len(self._times) < self._max and (reason == "spawner" or cause in self._policy.on)
+        allowed = len(times) < self._max and (reason == "spawner" or cause in policy.on)
         if in_vain and (allowed or self._continues):
-            same = {*self._ended_at} == {self._step}
-            self.no_progress = NoProgress(len(self._ended_at), self._step, same)
-        if in_vain or not allowed:
-            return None
-        self._times = (*self._times, self._now)
-        self.counted += 1
-        self.restart = len(self._times)
-        return self._policy.wait(self.restart)
-
-    def _is_in_vain(self, reason: Reason) -> bool:
-        """Count a failed attempt; return whether it is one too many without progress."""
-        most = self._policy.max_without_progress
-        if most is None or self._further or not self._tells or reason == "preflight":
-            return False
-        self._ended_at = (*self._ended_at, self._shown)
-        return len(self._ended_at) >= most
-
-    def _in_window(self) -> tuple[int, ...]:
-        window = self._policy.window
-        if window is None:
-            return self._times
-        return tuple(each for each in self._times if self._now - each < window * 1e9)
+            self.no_progress = NoProgress(len(ended_at), past.step, {*ended_at} == {past.step})
+        if allowed and not in_vain:
+            times = (*times, now)
+            self.counted += 1
+            self.restart = len(times)
+        self._past = RestartHistory(times, past.step, ended_at)
+        return None if self.restart is None else policy.wait(self.restart)
 
     def exhaust(self) -> None:
         """Leave no restart."""
@@ -513,7 +496,8 @@ class RestartBudget:
         """Take note of restarts that other nodes have seen, before this one came."""
         missed = max(0, counted - self.counted)
         self.counted += missed
-        self._times += (self._now,) * missed
+        times = self._past.times_ns + (self._now,) * missed
+        self._past = replace(self._past, times_ns=times)
 
 
 # What an event means, where it may mean several things.
