@@ -666,7 +666,7 @@ class _Link(nodes_module._Link):
         self._over = False
         self._todo: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._task: _Task | None = None
-        self._stop = SimpleNamespace(is_set=lambda: self._over)  # type: ignore[assignment]
+        self.given_up = SimpleNamespace(is_set=lambda: self._over)  # type: ignore[assignment]
 
     def wait(self, done: Future[Any], seconds: float) -> bool:
         task = self._node.world.task
@@ -699,7 +699,7 @@ class _Link(nodes_module._Link):
         world.later(0.0, self._next)
         return done
 
-    def join(self, seconds: float) -> None:
+    def join(self, timeout: float | None = None) -> None:
         """Nothing is to be waited for."""
 
     def stop(self) -> None:
@@ -751,7 +751,7 @@ class _Watch(nodes_module._Watch):
     def start(self) -> None:
         self._node.world.later(0.0, self._next)
 
-    def join(self, seconds: float) -> None:
+    def join(self, timeout: float | None = None) -> None:
         """Nothing is to be waited for."""
 
     def stop(self) -> None:
@@ -785,7 +785,7 @@ class _Thread:
         self._node = World.present.node
         self._number = 1
 
-    def join(self, seconds: float) -> None:
+    def join(self, timeout: float | None = None) -> None:
         """Nothing is to be waited for."""
 
     def start(self) -> None:

@@ -110,8 +110,16 @@ class NodeGroup:
         self._role = role
         self._nproc = nproc
         self._plan = json.dumps(plan, sort_keys=True)
-        self._directory = directory
         self._address = local_address(nodes.host, nodes.port, nodes.interface)
+        self._member = Member(
+            node_rank=nodes.node_rank,
+            hostname=socket.gethostname(),
+            network=network_name(),
+            address=self._address,
+            nproc=nproc,
+            plan=hashlib.sha256(self._plan.encode()).hexdigest(),
+            directory=directory,
+        )
         self._patience = math.prod(keep_alive(nodes))
         self._wakeup = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # While it is held the descriptor above is not closed.
@@ -177,16 +185,10 @@ class NodeGroup:
         rendezvous = link.rendezvous
 
         def member() -> Member:
-            return Member(
-                node_rank=self._nodes.node_rank,
-                hostname=socket.gethostname(),
-                network=network_name(),
-                address=self._address,
-                nproc=self._nproc,
-                plan=hashlib.sha256(self._plan.encode()).hexdigest(),
+            return replace(
+                self._member,
                 attempt=attempt,
                 restarts=restarts,
-                directory=self._directory,
                 token=self.token(),
                 clock_offset=rendezvous.clock_offset,
             )
@@ -195,7 +197,7 @@ class NodeGroup:
 
         def meet() -> tuple[Place, str]:
             if first:
-                rendezvous.connect(self.say, link.stopped)
+                rendezvous.connect(self.say, link.given_up.is_set)
                 self._greet(link)
             place = rendezvous.join(member, text)
             if first:
@@ -214,7 +216,9 @@ class NodeGroup:
         self._tell_offset(rendezvous)
         if first:
             self._tell_unshared(place)
-        self._watch = _Watch(rendezvous, self._nodes, self._settles, self._wake, link.stopped)
+        self._watch = _Watch(
+            rendezvous, self._nodes, self._settles, self._wake, link.given_up.is_set
+        )
         self._watch.start()
         self._stacks_until = None
         self._ending, self._gone = False, []
@@ -258,7 +262,7 @@ class NodeGroup:
         rendezvous = link.rendezvous
 
         def is_over() -> bool:
-            return self._closed or link.stopped()
+            return self._closed or link.given_up.is_set()
 
         if rendezvous.greet() and self._nodes.node_rank == 0:
             self._clock = _Thread("lllaunch-clock", lambda: rendezvous.answer_greetings(is_over))
@@ -426,7 +430,7 @@ class NodeGroup:
         def ask() -> Mapping[int, bytes]:
             # who has not answered is named, whatever the reason
             with contextlib.suppress(Exception):
-                return link.rendezvous.ask_others(request, others, seconds, link.stopped)
+                return link.rendezvous.ask_others(request, others, seconds, link.given_up.is_set)
             return {}
 
         self._others = _Link(link.rendezvous, self._wake)
@@ -777,26 +781,25 @@ class _Thread(threading.Thread):
     """A thread that keeps nobody from ending, and gets no signals: they are the main thread's."""
 
     def __init__(self, name: str, work: Callable[[], object]) -> None:
-        super().__init__(name=name, daemon=True)
-        self._work = work
+        super().__init__(name=name, target=work, daemon=True)
+        self.given_up = threading.Event()  # set if nobody waits for it any more
 
     def run(self) -> None:
         """Do the work."""
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        self._work()
+        super().run()
 
 
-class _Link:
-    """A thread that does one thing after the other at the rendezvous."""
+class _Link(_Thread):
+    """Does one thing after the other at the rendezvous."""
 
     def __init__(self, rendezvous: Rendezvous, wake: Callable[[object, object], None]) -> None:
+        super().__init__("lllaunch-nodes", self._serve)
         self.rendezvous = rendezvous
         self._wake = wake
         self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
         self._work = queue.SimpleQueue()
-        self._stop = threading.Event()
-        self._thread = _Thread("lllaunch-nodes", self._run)
-        self._thread.start()
+        self.start()
 
     def do(self, work: Callable[[], Any]) -> Future[Any]:
         """Do something after all else; what is returned says when, and what came of it."""
@@ -808,24 +811,13 @@ class _Link:
         """Wait until something is done; return whether it is."""
         return bool(futures.wait([done], seconds).done)
 
-    def stopped(self) -> bool:
-        """Return whether nobody waits for anything any more."""
-        return self._stop.is_set()
-
     def stop(self) -> None:
         """Do nothing more; what is being done may take its time."""
-        self._stop.set()
+        self.given_up.set()
         self._work.put(None)
 
-    def join(self, seconds: float) -> None:
-        """Wait for the thread."""
-        self._thread.join(seconds)
-
-    def _run(self) -> None:
-        while True:
-            item = self._work.get()
-            if item is None:
-                return
+    def _serve(self) -> None:
+        while (item := self._work.get()) is not None:
             work, done = item
             try:
                 done.set_result(work())
@@ -836,12 +828,12 @@ class _Link:
     def _tell(self, done: Future[Any]) -> None:
         error = done.exception()
         foreign = isinstance(error, Exception) and not isinstance(error, LaunchError)
-        news = _Broken(_first_line(error)) if error and foreign and not self.stopped() else None
-        self._wake(news, self)
+        broken = error is not None and foreign and not self.given_up.is_set()
+        self._wake(_Broken(_first_line(error)) if error and broken else None, self)
 
 
-class _Watch:
-    """A thread that learns why the attempt ends, and gives and looks for signs of life.
+class _Watch(_Thread):
+    """Learns why the attempt ends, and gives and looks for signs of life.
 
     The first node that can looks after all others, and they after it: so each round of looks costs
     the store a constant number of operations per node.
@@ -860,6 +852,7 @@ class _Watch:
         abandoned: Callable[[], bool],
     ) -> None:
         assert rendezvous.place is not None
+        super().__init__("lllaunch-watch", self._listen)
         self._rendezvous = rendezvous
         self._place = place = rendezvous.place
         self._settles = settles
@@ -875,7 +868,6 @@ class _Watch:
         self._lost: frozenset[int] = frozenset()
         self._beats = 0
         self._next_beat = 0.0
-        self._stop = threading.Event()
         self._told_joiners = False
         # Questions of other nodes that were heard of, and whether the next one may need a moment.
         self._looks = 0
@@ -890,33 +882,22 @@ class _Watch:
             if self._leads
             else [place.roster.leader]
         )
-        self._thread = _Thread("lllaunch-watch", self._run)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def join(self, seconds: float) -> None:
-        """Wait for the thread."""
-        self._thread.join(seconds)
 
     def stop(self) -> None:
         """Hear nothing more; does not wait for the thread, which may wait for another machine."""
-        self._stop.set()
+        self.given_up.set()
 
-    def _run(self) -> None:
+    def _listen(self) -> None:
         try:
-            self._follow(self._rendezvous.round_store())
+            store = self._rendezvous.round_store()
+            while not (self._is_over() or self.turn(store)):
+                pass
         except Exception as error:  # noqa: BLE001 - torch raises several types
             if not self._is_over():
                 self._wake(_Broken(_first_line(error)), self)
 
     def _is_over(self) -> bool:
-        return self._stop.is_set() or self._abandoned()
-
-    def _follow(self, store: Any) -> None:
-        while not self._is_over():
-            if self.turn(store):
-                return
+        return self.given_up.is_set() or self._abandoned()
 
     def turn(self, store: Any) -> bool:
         """Give and look for signs of life if it is time to, and hear for a moment.
