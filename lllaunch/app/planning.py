@@ -119,10 +119,6 @@ def perform(
     )
     from lllaunch.run.execute import Run  # noqa: PLC0415
 
-    targets = None
-    if user is not None:
-        target = user.target(cfg)
-        targets = lambda facts: target  # noqa: E731, ARG005 - all workers run the same
     shared_plan = None if spec.nodes is None else group_plan(portable_plan(spec))
     run = Run(
         spec,
@@ -130,7 +126,7 @@ def perform(
         plan_hash=plan_hash(spec),
         console=console,
         spawner=spawner,
-        targets=targets,
+        target=None if user is None else user.target(cfg),
         shared_plan=shared_plan,
         **options,
     )

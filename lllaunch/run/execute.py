@@ -8,7 +8,7 @@ import signal
 import socket
 import sys
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from lllaunch.exit_codes import ExitCode
 from lllaunch.linux.cgroup import Memory, read_memory, shortage
 from lllaunch.locks import PATIENCE
 from lllaunch.run.directory import EVENTS, PLAN, RESULT, SAMPLES, RunDirectory
-from lllaunch.run.events import EventLog, read_history
+from lllaunch.run.events import EventLog
 from lllaunch.run.files import write_atomic
 from lllaunch.run.group import RunGroup
 from lllaunch.run.observer import RunObserver
@@ -73,9 +73,7 @@ class Run:
     console: Console
     # one that was started early; it stays open. None: one of the run's own
     spawner: Spawner | None = None
-    # what each worker runs, from its facts (`lllaunch.macros.WORKER_NAMES`), instead of the
-    # entrypoint
-    targets: Callable[[Mapping[str, str]], Target | Forked] | None = None
+    target: Target | Forked | None = None  # what all workers run, instead of the entrypoint
     # tells what the code is that ran (`lllaunch.run.build`); asked in the end
     build: Callable[[], Build] | None = None
     # the run's directory if it is claimed already; it stays so
@@ -88,12 +86,12 @@ class Run:
     # the batch job that this is, or None. A signal that announces its end ends the run, as SIGTERM
     # does; and a run that has been in one before goes on counting its restarts
     job: BatchJob | None = None
-    started_ns: int = field(default_factory=now_ns)
-    memory: Memory = field(default_factory=read_memory)
-    nodes: RunNodes | None = None
 
     def __post_init__(self) -> None:
         self.redact = Redactor.of(self.spec)
+        self.nodes: RunNodes | None = None
+        self._started_ns = now_ns()
+        self._memory = read_memory()
 
     def execute(self) -> RunResult:
         """Runs the experiment to its end and says on the console what became of it.
@@ -120,7 +118,7 @@ class Run:
             from lllaunch.run.result import RunResult  # noqa: PLC0415 - see `RunObserver`
 
             outcome = RunResult("error", int(error.exit_code), spec.directory, error=str(error))
-            outcome = replace(outcome, started_ns=self.started_ns, ended_ns=now_ns())
+            outcome = replace(outcome, started_ns=self._started_ns, ended_ns=now_ns())
             console.finished(outcome)
             return outcome
         with claimed:
@@ -158,6 +156,8 @@ class Run:
                     signum = self._attempts(directory, observer, signals)
             except LaunchError as error:
                 failure = str(error), error.exit_code
+            except SignalException as error:
+                signum = int(error.sigval)
             except KeyboardInterrupt:
                 signum = signal.SIGINT
             except Exception as error:  # noqa: BLE001 - whatever it is, the run ends with its result.json
@@ -182,28 +182,17 @@ class Run:
         self, directory: RunDirectory, observer: RunObserver, signals: SignalSource
     ) -> int | None:
         """Runs all attempts; returns the signal to the launcher that ended the run, or None."""
-        spec, job = self.spec, self.job
-        if spec.nodes is not None:
+        if self.spec.nodes is not None:
             # the launcher of one node does without
             from lllaunch.run.nodes import RunNodes  # noqa: PLC0415
 
-            self.nodes = RunNodes(spec, directory, observer, self.shared_plan or {})
-        continues = job is not None and job.continues
-        looks_back = continues and spec.restart.looks_back
+            self.nodes = RunNodes(self.spec, directory, observer, self.shared_plan or {})
         with contextlib.ExitStack() as stack:
-            workers = RunGroup(
-                spec,
-                directory,
-                observer,
-                signals,
-                self.spawner or stack.enter_context(Spawner()),
-                self.targets,
-                self.nodes,
-            )
-            return workers.run(
-                earlier=directory.next_attempt() if continues else 0,
-                history=read_history(directory.file(EVENTS)) if looks_back else None,
-            )
+            spawner = self.spawner or stack.enter_context(Spawner())
+            # a launcher that is killed leaves workers for a moment: nobody else shall have it then
+            spawner.hold(directory.locks)
+            stack.callback(spawner.hold, ())
+            return RunGroup(self, directory, observer, signals, spawner).run()
 
     def _end(
         self,
@@ -216,10 +205,10 @@ class Run:
         """Completes the outcome and writes result.json."""
         from lllaunch.run.ending import complete, result_of  # noqa: PLC0415 - as above
 
-        outcome = result_of(observer, self.spec, self.plan_hash, self.started_ns, signum)
+        outcome = result_of(observer, self.spec, self.plan_hash, self._started_ns, signum)
         outcome = replace(
             complete(outcome, failure, self.redact),
-            host=host_facts(self.memory),
+            host=host_facts(self._memory),
             build=None if self.build is None else self.build(),
         )
         outcome = self._write(outcome, directory.file(RESULT))

@@ -9,7 +9,6 @@ import signal
 import socket
 import stat
 import time
-from dataclasses import InitVar, dataclass
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,8 @@ from lllaunch.errors import (
 from lllaunch.events import PreloadBroken
 from lllaunch.linux.proc import has_gpu_driver
 from lllaunch.macros import substitute
-from lllaunch.run.directory import free_space
+from lllaunch.run.directory import EVENTS, free_space
+from lllaunch.run.events import read_history
 from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spawner import store
 from lllaunch.spawner.client import Spawner
@@ -56,18 +56,16 @@ from lllaunch.workers.log_files import CONSOLE, LogsDest, announce, destinations
 from lllaunch.workers.tail import Shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from lllaunch.linux.gpu_meter import GpuMemoryWait
     from lllaunch.run.directory import RunDirectory
+    from lllaunch.run.execute import Run
     from lllaunch.run.observer import RunObserver
     from lllaunch.spec import LaunchSpec
     from lllaunch.supervisor.control import RunControl
-    from lllaunch.supervisor.machine import RestartHistory
-    from lllaunch.supervisor.nodes import NodeGroup
     from lllaunch.watchdog.findings import Finding
 
-    Targets = Callable[[Mapping[str, str]], Target | Forked]
     Targeted = Mapping[int, Target | Forked]
     Envs = Mapping[int, Mapping[str, str]]
 
@@ -124,34 +122,40 @@ GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 _LONGEST_CHECK = 60.0
 
 
-@dataclass
 class RunGroup:
-    """The worker group of a run through its attempts; the observer knows what became of it."""
+    """The worker group of a run through its attempts; the observer knows what became of it.
 
-    spec: LaunchSpec
-    directory: RunDirectory
-    observer: RunObserver
-    signals: SignalSource
-    spawner: Spawner  # stays open
-    # what a worker runs, from its facts, instead of the entrypoint
-    targets: InitVar[Targets | None] = None
-    nodes: NodeGroup | None = None  # None if this is the only one
+    ``spawner``: stays open.
+    """
 
-    def __post_init__(self, targets: Targets | None) -> None:
-        spec = self.spec
-        self._target = targets or partial(target_of, spec)
-        self._checks_function = targets is None
+    def __init__(
+        self,
+        run: Run,
+        directory: RunDirectory,
+        observer: RunObserver,
+        signals: SignalSource,
+        spawner: Spawner,
+    ) -> None:
+        self.spec = spec = run.spec
+        self.nodes = run.nodes
+        self.directory = directory
+        self.observer = observer
+        self.signals = signals
+        self.spawner = spawner
+        self._target = run.target
+        # the batch job that goes on with a run of former ones
+        self._job = run.job if run.job is not None and run.job.continues else None
         self._clock = RunClock()
         self._watchdog = WatchdogDriver(
             spec.watchdog,
             self._clock,
-            self.observer.hide,
+            observer.hide,
             kernel_sleep=kernel_sleep(),
             confirm=None if self.nodes is None else self._is_so_everywhere,
             samples=spec.samples,
             steps=spec.restart.looks_back,
         )
-        self.observer.progress = self._watchdog.progress
+        observer.progress = self._watchdog.progress
         # whose memory is to be free before a restart
         self._uses_gpus = spec.restart.gpu_wait > 0 and has_gpu_driver()
         self._port: HeldPort | None = None
@@ -160,11 +164,8 @@ class RunGroup:
         if spec.restart.checkpoint is not None and spec.restart.looks_back:
             self._checkpoint = Checkpoint(os.path.join(spec.cwd, spec.restart.checkpoint))
 
-    def run(self, earlier: int = 0, history: RestartHistory | None = None) -> int | None:
+    def run(self) -> int | None:
         """Runs all attempts; returns the signal to the launcher that ended the run, or None.
-
-        ``earlier``: how many attempts there were before, in other batch jobs of the same run.
-        ``history``: what became of those; None if nobody says.
 
         Raises:
             ConfigError: the function is not there, or its arguments do not fit; nothing was
@@ -172,36 +173,32 @@ class RunGroup:
             PreloadFailed: a preload failed before anything was started.
             OutputError: a directory or file cannot be made.
             RendezvousFailed: the nodes could not meet for the first attempt.
+            SignalException: a signal came while nothing could be done but wait.
         """
-        spec, spawner = self.spec, self.spawner
-        # a launcher that is killed leaves workers for a moment: nobody else shall have it then
-        spawner.hold(self.directory.locks)
-        try:
-            if self.nodes is not None:
-                # torch is imported here while the spawner imports what the workers need
-                spawner.configure(
-                    spawner_environment(spec), spec.spawner_cwd or spec.cwd, spec.imports
-                )
-                self.nodes.prepare()
-            if self._checks_function:
-                _check(spec, spawner, self.observer, self.signals)
-            machine = Machine(
-                spec.max_restarts,
-                policy=spec.restart,
-                alone=self.nodes is None,
-                # the directory may hold attempts of former runs
-                first=self.directory.next_attempt(),
-                earlier=earlier,
-                history=history,
-                pauses=self._uses_gpus,
+        spec = self.spec
+        if self.nodes is not None:
+            # torch is imported here while the spawner imports what the workers need
+            self.spawner.configure(
+                spawner_environment(spec), spec.spawner_cwd or spec.cwd, spec.imports
             )
-            return self._supervise(machine)
-        except SignalException as error:
-            return int(error.sigval)
-        except KeyboardInterrupt:
-            return int(signal.SIGINT)
-        finally:
-            spawner.hold(())
+            self.nodes.prepare()
+        if self._target is None:
+            _check(spec, self.spawner, self.observer, self.signals)
+        # the directory may hold attempts of former runs
+        first = self.directory.next_attempt()
+        history = None
+        if self._job is not None and spec.restart.looks_back:
+            history = read_history(self.directory.file(EVENTS))
+        machine = Machine(
+            spec.max_restarts,
+            policy=spec.restart,
+            alone=self.nodes is None,
+            first=first,
+            earlier=first if self._job is not None else 0,
+            history=history,
+            pauses=self._uses_gpus,
+        )
+        return self._supervise(machine)
 
     def _supervise(self, machine: Machine) -> int | None:
         spec = self.spec
@@ -289,7 +286,7 @@ class RunGroup:
         facts = {rank: place.macro_values() for rank, place in places.items()}
         envs = {rank: self._environment(places[rank]) for rank in ranks}
         preflight_env = _variables(spec, places[0])
-        targets = {rank: self._target(facts[rank]) for rank in ranks}
+        targets = {rank: self._target or target_of(spec, facts[rank]) for rank in ranks}
         number, path = self.directory.make_attempt(spec.nproc, places[0].attempt)
         announce(envs, path)
         for rank, env in envs.items():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lllaunch.console.console import Console
-from lllaunch.run import execute
+from lllaunch.run import execute, group
 from lllaunch.spawner.protocol import Program
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.std import Std
@@ -364,11 +364,14 @@ def test_no_port_is_left(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "internal error" not in run.text
 
 
-def test_bug_of_ours_is_told_and_still_leaves_a_result(run: Run) -> None:
-    def targets(facts: Any) -> Program:
+def test_bug_of_ours_is_told_and_still_leaves_a_result(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def target_of(*_: Any) -> Program:
         raise KeyError("a bug")
 
-    outcome = run(Entrypoint("program", "x", "x"), 1, targets=targets)
+    monkeypatch.setattr(group, "target_of", target_of)
+    outcome = run(Entrypoint("program", "x", "x"), 1)
     assert (outcome.state, outcome.exit_code) == ("error", 1)
     assert run.text.startswith("lllaunch: internal error\n  Traceback (most recent call last):\n")
     assert run.result["state"] == "error"
