@@ -55,7 +55,8 @@ class Bottom:
         rows: Callable[[int, int], list[Row]],
     ) -> None:
         self._flow = flow
-        self._paint, self._rows = paint, rows
+        # who shows it is not kept alive
+        self._paint, self._rows = paint, weakref.WeakMethod(rows)
         # what all who write to the terminal share; it lives as long as somebody has it
         self._screen = screen_of(flow.stream)
         self._held: list[str] = []
@@ -63,8 +64,6 @@ class Bottom:
         # other threads draw them again with each line that they write
         self._painted: tuple[tuple[int, int], list[str]] | None = None
         self._broken = False
-        # the screen keeps none alive
-        self._asked = weakref.WeakMethod(self._texts)
 
     def _texts(self, columns: int, lines: int) -> list[str]:
         size = columns, lines
@@ -73,7 +72,8 @@ class Bottom:
             if not self._broken:
                 self._broken = True
                 with showing("live view"):
-                    self._painted = size, self._paint(self._rows(columns, lines))
+                    rows = self._rows()
+                    self._painted = size, [] if rows is None else self._paint(rows(columns, lines))
                     self._broken = False
         return self._painted[1]
 
@@ -94,7 +94,8 @@ class Bottom:
     def draw(self, patience: float = 0.0) -> bool:
         """Show the lines and, below them, the rows; return whether the terminal took all of it."""
         self._screen.hidden = False
-        asked = self._asked
+        # the screen keeps none alive
+        asked = weakref.WeakMethod(self._texts)
         self._screen.status = lambda *size: texts(*size) if (texts := asked()) else ()
         self._painted = None
         self._drawn_for = size_of(self._flow.stream)

@@ -6,7 +6,6 @@ import math
 import sys
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING, TextIO
 
 from lllaunch.console.bottom import Bottom, RunStatus, heartbeat_text, status_rows
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from lllaunch.console.table import Row
-    from lllaunch.errors import LaunchError
     from lllaunch.run.result import AttemptResult, Hang, RunResult
     from lllaunch.watchdog.progress import Progress
 
@@ -98,7 +96,7 @@ class Console:
         if self._policy.quiet:
             return
         where = shown_path(directory, self._cwd)
-        self._say(f"attempt {attempt}: {counted(workers, 'worker')} of {what}, logs in {where}")
+        self.note(f"attempt {attempt}: {counted(workers, 'worker')} of {what}, logs in {where}")
 
     def restarting(
         self, attempt: AttemptResult, restart: int, of: int | None, wait: float = 0.0
@@ -117,10 +115,10 @@ class Console:
         when = f" in {duration(wait)}" if wait else ""
         root = attempt.root_cause
         why = f"{failure_text(root, self._cwd)}{at_step(attempt)}"
-        self._say(f"attempt {attempt.number}: {why}; restarting{when}{count}")
+        self.note(f"attempt {attempt.number}: {why}; restarting{when}{count}")
         if root is not None and isinstance(root.cause, SpawnerLost) and root.explanation:
             # Nothing of the experiment's failed, so nothing else says why.
-            self._say(f"why ({root.explanation.sure}): {root.explanation.text}")
+            self.note(f"why ({root.explanation.sure}): {root.explanation.text}")
 
     def signalled(
         self, signum: int, workers: int | None, grace: float, announced: int | None = None
@@ -132,12 +130,12 @@ class Console:
         """
         whom, after = _whom(workers), duration(grace)
         if announced is None:
-            self._say(
+            self.note(
                 f"{signal_name(signum)} received, forwarded to {whom}; SIGKILL follows in {after}, "
                 "or now on a second signal"
             )
         else:
-            self._say(
+            self.note(
                 f"{signal_name(announced)} received, the batch job is about to end: "
                 f"{signal_name(signum)} goes to {whom}; SIGKILL follows in {after}"
             )
@@ -148,19 +146,19 @@ class Console:
         That is because of a second signal, or because the grace period is over (None).
         """
         why = "the grace period is over" if signum is None else f"{signal_name(signum)} again"
-        self._say(f"{why}, killing {_whom(workers)}")
+        self.note(f"{why}, killing {_whom(workers)}")
 
     def fired(self, hang: Hang) -> None:
         """Report what the watchdog found."""
         from lllaunch.console.hang import fired_text  # noqa: PLC0415 - only where it is needed
 
         self._note_finding(hang)
-        self._say(f"watchdog: {fired_text(hang, self._cwd)}; taking stacks")
+        self.note(f"watchdog: {fired_text(hang, self._cwd)}; taking stacks")
 
     def looking(self, signum: int, silent: float | None) -> None:
         """Report why a signal is not passed on at once; no output came for ``silent`` seconds."""
         why = f"no output for {duration(silent)}, " if silent else ""
-        self._say(f"{signal_name(signum)} received; {why}taking stacks before it is passed on")
+        self.note(f"{signal_name(signum)} received; {why}taking stacks before it is passed on")
 
     def stacks_shown(self, hang: Hang) -> None:
         """Show where the workers are, for a user who asked or a finding that ends nothing."""
@@ -179,12 +177,12 @@ class Console:
 
         text = located_text(hang, self._cwd)
         if text:
-            self._say(text if isinstance(hang.finding, Asked) else f"watchdog: {text}")
+            self.note(text if isinstance(hang.finding, Asked) else f"watchdog: {text}")
 
     def process_signalled(self, rank: int, pid: int, signum: int) -> None:
         """Report that process `pid` of a rank gets the signal that its timer asks for."""
-        name = signal_name(signum)
-        self._say(f"watchdog: {name} to process {pid} of rank {rank}, as its timer asks")
+        who = f"process {pid} of rank {rank}"
+        self.note(f"watchdog: {signal_name(signum)} to {who}, as its timer asks")
 
     def ending(self, signum: int, workers: int | None, grace: float) -> None:
         """Report that the workers get a signal because of what the watchdog found.
@@ -192,7 +190,7 @@ class Console:
         ``workers`` and ``grace`` are as for `signalled`.
         """
         name, after = signal_name(signum), duration(grace)
-        self._say(f"watchdog: {name} to {_whom(workers)}; SIGKILL follows in {after}")
+        self.note(f"watchdog: {name} to {_whom(workers)}; SIGKILL follows in {after}")
 
     def sampled(self, progress: Mapping[int, Progress], memory: int) -> None:
         """Take note of how far the workers are, by rank, and of their memory together, bytes."""
@@ -228,7 +226,7 @@ class Console:
         if progress := look():
             run.progress, run.seen = dict(progress), now
         if not self._live:
-            self._say(heartbeat_text(run, now))
+            self.note(heartbeat_text(run, now))
         elif (bottom := self._below()) is not None:
             self._draw(bottom)
 
@@ -265,13 +263,8 @@ class Console:
         if not is_terminal(self._outlet.stream):
             return None
         if self._bottom is None:
-            # it keeps no console alive, and so no screen
-            asked = weakref.WeakMethod(self._rows)
-            self._bottom = Bottom(
-                self._outlet,
-                Painter(self._outlet.stream, self._policy.color).paint,
-                lambda *size: rows(*size) if (rows := asked()) else [],
-            )
+            paint = Painter(self._outlet.stream, self._policy.color).paint
+            self._bottom = Bottom(self._outlet, paint, self._rows)
         return self._bottom
 
     def _rows(self, columns: int, lines: int) -> list[Row]:
@@ -282,53 +275,40 @@ class Console:
         with self._speaks:
             bottom.draw()
 
-    def _end_line(self) -> None:
-        """Take the line below the output away for good."""
-        self._due = self._run = None
-        if self._bottom is not None:
-            with self._speaks:
-                self._bottom.end(self._patience)
-            self._bottom = None
-
     def _note_finding(self, hang: Hang) -> None:
         if self._run is not None:
             self._run.findings.append(limit_of(hang.finding))
 
     def note(self, text: str) -> None:
         """Show a message."""
-        self._say(text)
+        self._write([StyledText(f"lllaunch: {text}")])
 
     def warning(self, text: str) -> None:
         """Report a problem that does not end the run."""
-        self._say(f"warning: {text}")
-
-    def error(self, error: LaunchError) -> None:
-        """Report why nothing was started."""
-        self.refused(str(error))
+        self.note(f"warning: {text}")
 
     def refused(self, message: str) -> None:
-        """Report it in words; lines after the first are indented."""
+        """Report why nothing was started; lines after the first are indented."""
         first, *rest = visible(message).split("\n")
-        lines = [
-            StyledText(f"lllaunch: {first}", "error"),
-            *(StyledText(f"  {text}") for text in rest),
-        ]
-        self._write(lines, last=True)
+        more = (StyledText(f"  {text}") for text in rest)
+        self._write([StyledText(f"lllaunch: {first}", "error"), *more], last=True)
 
     def finished(self, outcome: RunResult) -> None:
         """Show the report of a run that is over."""
         # What only the end needs is imported then: it would delay every start.
         from lllaunch.console.report import report_lines  # noqa: PLC0415
 
-        self._end_line()
+        # the line below the output goes for good
+        self._due = self._run = None
+        if self._bottom is not None:
+            with self._speaks:
+                self._bottom.end(self._patience)
+            self._bottom = None
         lines = report_lines(outcome, self._cwd)
         if self._policy.quiet and outcome.state == "succeeded":
             del lines[0]
         if lines:
             self._write(lines, last=True)
-
-    def _say(self, text: str) -> None:
-        self._write([StyledText(f"lllaunch: {text}")])
 
     def _write(self, lines: Sequence[StyledText], *, last: bool = False) -> None:
         # what workers wrote cannot turn the direction of text either, or hide some

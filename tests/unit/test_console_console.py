@@ -79,12 +79,12 @@ def test_error_shows_all_problems():
         Diagnostic("mask", "launch.tee", "'al'", "", "did you mean 'all'?", expected="a mask"),
         Diagnostic("type", "launch.nproc", "0", "is not positive"),
     )
-    assert said(lambda console: console.error(ConfigError(problems))) == (
+    assert said(lambda console: console.refused(str(ConfigError(problems)))) == (
         "lllaunch: launch.tee: expected a mask, got 'al'; did you mean 'all'? [mask]\n"
         "  launch.nproc: 0 is not positive [type]\n"
     )
     error = OutputError("/full/plan.yaml", "No space left on device")
-    assert said(lambda console: console.error(error)) == (
+    assert said(lambda console: console.refused(str(error))) == (
         "lllaunch: '/full/plan.yaml': No space left on device\n"
     )
 

@@ -190,7 +190,7 @@ def test_only_the_last_message_waits_at_a_console_known_to_take_nothing(
 
     monkeypatch.setattr(Outlet, "_ready", note)
     if waits:
-        console.error(OutputError("/run", "odd"))
+        console.refused(str(OutputError("/run", "odd")))
     else:
         console.warning("odd")
     assert [left > 0 for left in asked] == [waits]
