@@ -73,18 +73,14 @@ _STYLES = {
     "running": "busy",
     "lost": "bad",
 }
-_STYLES_OF_SIGNS = {
-    "hang": "error",
-    "root_cause": "error",
-    "finding": "error",
-}
+_WRONG = {"hang", "root_cause", "finding"}
 DRAWN = "".join(sign.drawn for sign in _SIGNS.values())
 """All that is drawn: a stream that cannot encode one of these gets ASCII."""
 _ASCII = str.maketrans(DRAWN, "imp.:=~-srv!X")
 
 
+# What stands in each column: the kind of a span or a mark, or nothing.
 Bar: TypeAlias = tuple[str, ...]
-"""What stands in each column of a bar: the kind of a span or a mark, or nothing."""
 
 
 class _Scale(NamedTuple):
@@ -94,9 +90,8 @@ class _Scale(NamedTuple):
 
     def at(self, time_ns: int) -> int:
         """Return the column of a time."""
-        whole = self.end_ns - self.start_ns
-        passed = min(max(0, time_ns - self.start_ns), whole)
-        return min(self.columns - 1, passed * self.columns // max(1, whole))
+        column = (time_ns - self.start_ns) * self.columns // max(1, self.end_ns - self.start_ns)
+        return min(self.columns - 1, max(0, column))
 
 
 class _Line(NamedTuple):
@@ -149,7 +144,7 @@ def _row(line: _Line, label: int) -> Row:
     for kind, same in itertools.groupby(line.bar):
         sign = _SIGNS.get(kind)
         drawn = " " if sign is None else sign.drawn
-        style = line.style if kind == "run" else _STYLES_OF_SIGNS.get(kind, "")
+        style = line.style if kind == "run" else "error" if kind in _WRONG else ""
         parts.append(StyledText(drawn * len(list(same)), style))
     return (*parts, StyledText(f"{GAP}{line.text}" if line.text else "", line.style))
 
@@ -196,11 +191,6 @@ def _bar(spans: Iterable[TimeSpan], marks: Iterable[Mark], scale: _Scale) -> Bar
     for mark in sorted(marks, key=lambda mark: order.index(mark.kind)):
         kinds[scale.at(mark.time_ns)] = mark.kind
     return tuple(kinds)
-
-
-def heading(text: str) -> Row:
-    """Return the title of a part."""
-    return (StyledText(text, "title"),)
 
 
 def progress_of_ranks(known: Mapping[int, Progress | Reached]) -> str:

@@ -94,13 +94,8 @@ def summary_rows(result: SweepResult, setting: Setting) -> list[Row]:
 def _state(job: JobHistory, setting: Setting) -> str:
     if job.job in setting.cancelled and job.state != "succeeded":
         return "cancelled"
-    state = job_state(job.state)
     # one whose end is not known is no success
-    return "failed" if state == "unknown" else state
-
-
-def _name(job: JobHistory, setting: Setting) -> str:
-    return short_overrides(job.overrides, setting.common)
+    return job_state(job.state).replace("unknown", "failed")
 
 
 def _table(
@@ -110,7 +105,7 @@ def _table(
         Column("job", lambda job: job.job),
         Column(
             "overrides",
-            lambda job: _name(job, setting),
+            lambda job: short_overrides(job.overrides, setting.common),
             right=False,
             most=0 if setting.columns else _WIDEST,
             cut=cut,
@@ -134,7 +129,7 @@ def _failures(failed: Sequence[JobHistory], setting: Setting) -> Iterator[Row]:
         # whichever rank came first
         groups.setdefault(_RANK.sub("", _why(job)), []).append(job)
     for jobs in list(groups.values())[:_MOST_FAILURES]:
-        name = _name(jobs[0], setting) if len(jobs) == 1 else ""
+        name = short_overrides(jobs[0].overrides, setting.common) if len(jobs) == 1 else ""
         who = named_jobs(job.job for job in jobs) + (f" ({name})" if name else "")
         yield (StyledText(f"  {who} failed: ", "bad"), StyledText(_why(jobs[0])))
         tried = [job for job in jobs if job.tries]
@@ -151,9 +146,8 @@ def _failures(failed: Sequence[JobHistory], setting: Setting) -> Iterator[Row]:
 
 
 def _why(job: JobHistory) -> str:
-    if job.result is None:
-        return "its end is not known"
-    return ending(job.result.exit_code, job.result.root_cause)
+    end = job.result
+    return "its end is not known" if end is None else ending(end.exit_code, end.root_cause)
 
 
 def verdict_text(result: SweepResult, counts: Mapping[str, int]) -> str:

@@ -79,11 +79,12 @@ def fitting(
     Those that are not `spare` are there in any case. The last one, if its texts may be cut, gets
     the room that is left. Another one whose texts may be cut gives way to it.
     """
-    found = {column.title: (column, [column.text(row) for row in rows]) for column in columns}
-    found = {title: pair for title, pair in found.items() if any(pair[1])}
-    for title, (column, texts) in found.items():
-        if column.most:
-            found[title] = column, [cut(text, column.most) for text in texts]
+    found = {}
+    for column in columns:
+        texts = [column.text(row) for row in rows]
+        if any(texts):
+            texts = [cut(text, column.most) for text in texts] if column.most else texts
+            found[column.title] = column, texts
     if not width:
         return [*found.values()]
     last = found.pop(columns[-1].title, None) if columns[-1].cut is not None else None
@@ -168,10 +169,8 @@ def aligned(
     """
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
     if widths and room is not None:
-        too_wide = sum(widths) + len(GAP) * (len(widths) - 1) - room
-        widths[shrinks] = min(
-            widths[shrinks], max(_WANTED_TEXT, widths[shrinks] - max(0, too_wide))
-        )
+        own, others = widths[shrinks], sum(widths) - widths[shrinks] + len(GAP) * (len(widths) - 1)
+        widths[shrinks] = min(own, max(_WANTED_TEXT, room - others))
     return [GAP.join(map(padded, texts, widths)).rstrip() for texts in rows]
 
 

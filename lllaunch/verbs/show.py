@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from lllaunch.console.lanes import (
     DRAWN,
-    heading,
     log_rows,
     peak_rows,
     progress_of_ranks,
@@ -132,7 +131,7 @@ def _quoted(lines: Iterable[str], style: str = "") -> list[Row]:
 
 
 def _titled(title: str, rows: Sequence[Row]) -> list[Row]:
-    return [heading(f"{title}:"), *rows] if rows else []
+    return [(StyledText(f"{title}:", "title"),), *rows] if rows else []
 
 
 def run_rows(run: RunView, cwd: str, width: int, *, ascii_only: bool = False) -> list[Row]:
