@@ -93,9 +93,8 @@ def title_text(outcome: RunResult) -> str:
     if outcome.restarts:
         after += f" and {counted(len(outcome.attempts), 'attempt')}"
     if outcome.importing:
-        modules = ", ".join(outcome.importing)
         verb = "was" if len(outcome.importing) == 1 else "were"
-        after += f", while {modules} {verb} being imported"
+        after += f", while {', '.join(outcome.importing)} {verb} being imported"
     signum = outcome.signum
     what = "FAILED" if signum is None else f"ended by {signal_name(signum)}"
     return f"{what} {after} (exit code {outcome.exit_code})"
@@ -136,7 +135,9 @@ def _body(outcome: RunResult, cwd: str) -> Iterator[StyledText]:
             text = f"The run's time limit ({allowed}) was over before the next attempt."
             yield StyledText(f"  {text}")
         yield from _history(outcome.attempts[:-1], cwd)
-        yield from _ended_at(outcome)
+        # a failure shows that with its cause
+        if root is None and (furthest := _furthest(outcome)):
+            yield StyledText(f"  {furthest}")
         yield from _leftovers(outcome)
         yield from _lost(outcome)
         yield StyledText(f"  Logs: {_logs(outcome, last, cwd)}")
@@ -165,24 +166,16 @@ def _is_alike(worker: WorkerResult, root: RootCause | None) -> bool:
 
 def _furthest(outcome: RunResult) -> str:
     """Return how far the last attempt was; an empty string if that is unknown."""
-    last = outcome.attempts[-1] if outcome.attempts else None
-    worker = None if last is None else last.furthest
-    if last is None or worker is None or worker.progress is None:
+    root, last = outcome.root_cause, outcome.attempts[-1:]
+    worker = last[0].furthest if last else None
+    if worker is None or worker.progress is None:
         return ""
-    root = outcome.root_cause
     alone = root is not None and root.ranks == (worker.rank,)
     who = "It" if alone else capitalised(ranks([worker.rank]))
-    before = (last.ended_ns - worker.progress.time_ns) / 1e9
+    before = (last[0].ended_ns - worker.progress.time_ns) / 1e9
     late = before >= _LONG_BEFORE and worker.progress.time_ns
     when = f", {duration(before)} before the end" if late else ""
     return f"{who} was at {progress_text(worker.progress)}{when}."
-
-
-def _ended_at(outcome: RunResult) -> Iterator[StyledText]:
-    """Report how far a run was that a signal ended; a failure shows that with its cause."""
-    text = _furthest(outcome)
-    if text and outcome.root_cause is None:
-        yield StyledText(f"  {text}")
 
 
 def _root(root: RootCause, outcome: RunResult, cwd: str) -> Iterator[Part]:
@@ -278,20 +271,18 @@ def _left_early(cause: LeftEarly, cwd: str) -> str:
     return f"ended with success after {ran}, {when}: it left while they were {where}"
 
 
-_ALL_SAID = (StartFailure, LeftEarly, OnAnotherNode)
-
-
 def _says_all(root: RootCause) -> bool:
     """Whether the end of its stderr adds nothing, or there is none."""
-    if isinstance(root.cause, PreflightFailure):
+    cause = root.cause
+    if isinstance(cause, PreflightFailure):
         return False
-    if root.rank is None or root.traceback or isinstance(root.cause, _ALL_SAID):
+    if root.rank is None or root.traceback or (root.hang is not None and root.hang.left):
         return True
-    if isinstance(root.cause, DiskFull) or (root.hang is not None and root.hang.left):
+    if isinstance(cause, (StartFailure, LeftEarly, OnAnotherNode, DiskFull)):
         return True
     if root.of_watchdog:
         return not root.stderr
-    return isinstance(root.cause, Raised) and "\n" in root.cause.message
+    return isinstance(cause, Raised) and "\n" in cause.message
 
 
 def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[Part]:
@@ -303,15 +294,13 @@ def _excerpt(root: RootCause, excerpt: Excerpt | None, cwd: str) -> Iterator[Par
         return
     path = shown_path(root.stderr, cwd)
     whose = "the preflight's output" if isinstance(root.cause, PreflightFailure) else "its stderr"
-    if excerpt is None and root.node:
-        # that node has shown it
-        yield StyledText(f"    {capitalised(whose)} is in {path}")
-    elif excerpt is None:
-        yield StyledText(f"    {capitalised(whose)} cannot be read: {path}")
-    elif root.shown and excerpt.lines:
-        yield StyledText(f"    Its stderr stands above, and in {path}")
-    elif not excerpt.lines:
-        yield StyledText(f"    {capitalised(whose)} is empty: {path}")
+    if excerpt is None:
+        # another node has shown it
+        where = f"is in {path}" if root.node else f"cannot be read: {path}"
+        yield StyledText(f"    {capitalised(whose)} {where}")
+    elif root.shown or not excerpt.lines:
+        where = f"stands above, and in {path}" if excerpt.lines else f"is empty: {path}"
+        yield StyledText(f"    {capitalised(whose)} {where}")
     else:
         number = len(excerpt.lines)
         what = f"The last {counted(number, 'line')}" if excerpt.cut else "All"
@@ -377,12 +366,8 @@ def at_step(attempt: AttemptResult) -> str:
 
 def _leftovers(outcome: RunResult) -> Iterator[StyledText]:
     """Report processes that outlived their workers and had to be killed."""
-    killed = [
-        (attempt.root_cause, leftover)
-        for attempt in outcome.attempts
-        for leftover in attempt.leftovers
-        if leftover.killed
-    ]
+    attempts = outcome.attempts
+    killed = [(at.root_cause, each) for at in attempts for each in at.leftovers if each.killed]
     for root, leftover in killed[:_LEFTOVERS]:
         here = root is not None and not root.node and isinstance(root.cause, PreflightFailure)
         who = "the preflight" if here else "a worker"
@@ -411,17 +396,17 @@ def fate_text(worker: WorkerResult, *, after_root: bool) -> str:
 
     `after_root` is whether its attempt has a root cause that this worker is not.
     """
-    if isinstance(worker, Succeeded):
-        return "succeeded"
-    if isinstance(worker, Failed):
-        return cause_text(worker.cause)
-    if isinstance(worker, Victim):
-        return victim_text(worker.cause, worker.seconds_after_root_cause)
-    if isinstance(worker, Ended):
-        later = after_root and not worker.waited_for
-        return f"{_ended(worker)} after the root cause" if later else _ended(worker)
-    if isinstance(worker, Lost):
-        return _LOST[worker.why]
+    match worker:
+        case Succeeded():
+            return "succeeded"
+        case Failed():
+            return cause_text(worker.cause)
+        case Victim():
+            return victim_text(worker.cause, worker.seconds_after_root_cause)
+        case Lost():
+            return _LOST[worker.why]
+        case Ended():
+            return _ended(worker, after_root=after_root)
     return "not started"
 
 
@@ -435,11 +420,11 @@ def victim_text(cause: Cause, seconds: float = 0.0) -> str:
     return f"failed {after}after the root cause: {text}"
 
 
-def _ended(worker: Ended) -> str:
+def _ended(worker: Ended, *, after_root: bool) -> str:
     names = " then ".join(dict.fromkeys(worker.sent))
     text = f"ended by the launcher ({names or worker.signal})"
+    if worker.exitcode >= 0:
+        text += f", status {worker.exitcode}" if worker.exitcode else ", cleanly"
     if worker.waited_for:
-        text = f"only waited for {ranks(worker.waited_for)}; {text}"
-    if worker.exitcode == 0:
-        return f"{text}, cleanly"
-    return f"{text}, status {worker.exitcode}" if worker.exitcode > 0 else text
+        return f"only waited for {ranks(worker.waited_for)}; {text}"
+    return f"{text} after the root cause" if after_root else text
