@@ -62,8 +62,8 @@ def frame_text(frame: Frame, cwd: str) -> str:
     return f"{text}: {code}" if code else text
 
 
-def tree_call(call: Call, cwd: str) -> str:
-    """Return a call of the tree: ``sync (train.py:40)``."""
+def tree_call(call: Call | Frame, cwd: str) -> str:
+    """Return a call: ``sync (train.py:40)``."""
     if isinstance(call, str):
         return printable(call, _NAME)
     line = f":{call.line}" if call.line else ""
@@ -92,12 +92,10 @@ def place_text(stack: RankStack, cwd: str) -> str:
             return f"in uninterruptible sleep{wchan}"
         return _STATES.get(stack.state) or (f"in the kernel{wchan}" if wchan else "")
     innermost = stack.frames[0]
-    where = f"{_file(innermost.file, cwd)}:{innermost.line}"
-    text = f"in {printable(innermost.function, _NAME)} ({where})"
-    caller = next((frame for frame in stack.frames if is_own(frame)), None)
-    if caller is None or caller is innermost:
-        return text
-    return f"{text}, called at {_file(caller.file, cwd)}:{caller.line}"
+    text = f"in {tree_call(innermost, cwd)}"
+    caller = next((frame for frame in stack.frames if is_own(frame)), innermost)
+    at = f", called at {_file(caller.file, cwd)}:{caller.line}"
+    return text if caller is innermost else f"{text}{at}"
 
 
 # What was found
@@ -127,12 +125,13 @@ def _left_text(hang: Hang, cwd: str) -> str:
     if hang.collectives is not None:
         return f"ended with success{after}; {disagreement_text(hang.collectives, cwd)}"
     place, *more = _by_place(hang, hang.waiting, cwd, call_text)
-    verb = "waits" if len(hang.waiting) == 1 else "wait"
-    joined = ""
-    if not more and place.startswith("in init_process_group"):
-        joined = " and never joined"
     where = f" {place}" if place and not more else ""
-    return f"ended with success{after}{joined}; {ranks(hang.waiting)} {verb}{where}"
+    joined = " and never joined" if where.startswith(" in init_process_group") else ""
+    return f"ended with success{after}{joined}; {_wait(hang.waiting)}{where}"
+
+
+def _wait(members: Sequence[int]) -> str:
+    return f"{ranks(members)} {'waits' if len(members) == 1 else 'wait'}"
 
 
 def disagreement_text(found: Disagreement, cwd: str, *, so_far: bool = False) -> str:
@@ -172,8 +171,8 @@ def _predicate(hang: Hang, cwd: str) -> str:
     # the rank that was noticed is not the one that hangs: it only waited
     noticed = whose(() if hang.nodes else hang.named)
     if isinstance(finding, TimerExpired):
-        after = duration(finding.after)
-        return f"hung: the timer {finding.scope!r} of {noticed} ran out after {after}"
+        timer = f"the timer {finding.scope!r} of {noticed}"
+        return f"hung: {timer} ran out after {duration(finding.after)}"
     if isinstance(finding, HeartbeatLost):
         return f"hung: no heartbeat of {noticed} for {duration(finding.seconds)}"
     return f"hung: {noticed} {finding}"
@@ -194,7 +193,7 @@ def located_text(hang: Hang, cwd: str) -> str:
         parts.append(f"{ranks(hang.left)} {_left_text(hang, cwd)}")
     groups = {} if hang.left else _by_place(hang, hang.hung or hang.stacks, cwd)
     if len(groups) == 1 and (hang.hung or len(hang.stacks) > 1):
-        (place, members), *_ = groups.items()
+        ((place, members),) = groups.items()
         if place:
             verb = "is" if len(members) == 1 else "are"
             stopped = " stopped by a signal," if set(members) <= {*hang.stopped} else ""
@@ -203,8 +202,8 @@ def located_text(hang: Hang, cwd: str) -> str:
     elif len(hang.hung) > 1:
         parts.append(f"{whose(hang.hung, hang.nodes)} hang")
     if hang.waiting and hang.hung:
-        verb, whom = ("waits" if len(hang.waiting) == 1 else "wait"), _them(hang.hung)
-        parts.append(f"{ranks(hang.waiting)} {verb} for {whom if parts else ranks(hang.hung)}")
+        whom = _them(hang.hung) if parts else ranks(hang.hung)
+        parts.append(f"{_wait(hang.waiting)} for {whom}")
     if hang.collectives is not None and not hang.left and hang.collectives.kind != "absent":
         parts.append(disagreement_text(hang.collectives, cwd))
     files = _files(hang, cwd)
@@ -278,9 +277,8 @@ def _collectives(hang: Hang, cwd: str) -> Iterator[Part]:
 def _locks(hang: Hang, cwd: str) -> Iterator[StyledText]:
     for rank, stack in hang.stacks.items():
         if stack.locks:
-            number = len(stack.locks)
-            text = f"{number} threads of rank {rank} wait for a lock, perhaps a deadlock:"
-            yield StyledText(f"    {text}")
+            who = f"{len(stack.locks)} threads of rank {rank}"
+            yield StyledText(f"    {who} wait for a lock, perhaps a deadlock:")
         for wait in stack.locks:
             yield StyledText(f"      {wait.thread}: {frame_text(wait.frame, cwd)}", "quote")
 
@@ -309,7 +307,7 @@ def _conditions(hang: Hang, workers: Sequence[WorkerResult]) -> Iterator[Part]:
     for worker in workers:
         if worker.rank in hang.blamed and isinstance(worker, Lost) and worker.why == "kernel":
             who = subject((worker.rank,), "still hangs", "")
-            yield (f"{who} in the kernel (pid {worker.pid}): SIGKILL does not end it.")
+            yield f"{who} in the kernel (pid {worker.pid}): SIGKILL does not end it."
 
 
 def _stack_lines(hang: Hang, cwd: str) -> Iterator[StyledText]:
@@ -362,40 +360,35 @@ def _places_of(hang: Hang, told: frozenset[int], cwd: str) -> Iterator[StyledTex
     """Yield where those are who hang, and all others but the waiting ranks in ``told``."""
     yield from _frames_of(hang, hang.hung, cwd)
     whom = _them(hang.hung)
-    for place, members in _largest(_by_place(hang, hang.waiting, cwd)):
+    for place, members in _largest(hang, hang.waiting, cwd):
         if not told.issuperset(members):
             yield StyledText(f"    {_capital(members)} waited for {whom} {place}".rstrip())
     others = [rank for rank in hang.stacks if rank not in hang.hung + hang.waiting]
-    for place, members in _largest(_by_place(hang, others, cwd)):
-        yield StyledText(f"    {_capital(members)} {_was(members)} {place or _UNKNOWN}")
+    for place, members in _largest(hang, others, cwd):
+        yield StyledText(f"    {_were(members)} {place or _UNKNOWN}")
 
 
 def _frames_of(hang: Hang, members: Sequence[int], cwd: str) -> Iterator[StyledText]:
     """Yield the calls of some ranks, those in the same place together."""
-    for place, together in _largest(_by_place(hang, members, cwd)):
-        stack: RankStack | None = hang.stacks.get(together[0])
-        name = _capital(together)
-        if stack is None or not stack.frames:
-            # those that could not run are reported above
-            if not set(together) <= {*hang.asleep, *hang.stopped}:
-                yield StyledText(f"    {name} {_was(together)} {place or _UNKNOWN}")
-            continue
-        verb = _was(together)
-        yield StyledText(f"    {name} {verb} here (innermost call first):")
-        yield from (
-            StyledText(f"      {frame_text(frame, cwd)}", "quote")
-            for frame in stack.frames[:_SHOWN]
-        )
+    for place, together in _largest(hang, members, cwd):
+        stack = hang.stacks.get(together[0])
+        frames = () if stack is None else stack.frames[:_SHOWN]
+        if frames:
+            yield StyledText(f"    {_were(together)} here (innermost call first):")
+            yield from (StyledText(f"      {frame_text(each, cwd)}", "quote") for each in frames)
+        # those that could not run are reported above
+        elif not set(together) <= {*hang.asleep, *hang.stopped}:
+            yield StyledText(f"    {_were(together)} {place or _UNKNOWN}")
 
 
-def _largest(groups: dict[str, list[int]]) -> Iterable[tuple[str, list[int]]]:
-    largest = sorted(groups.items(), key=lambda item: -len(item[1]))
-    return largest[:_GROUPS]
+def _largest(hang: Hang, members: Iterable[int], cwd: str) -> list[tuple[str, list[int]]]:
+    groups = _by_place(hang, members, cwd).items()
+    return sorted(groups, key=lambda item: -len(item[1]))[:_GROUPS]
 
 
 def _capital(members: Sequence[int]) -> str:
     return capitalised(ranks(members))
 
 
-def _was(members: Sequence[int]) -> str:
-    return "was" if len(members) == 1 else "were"
+def _were(members: Sequence[int]) -> str:
+    return f"{_capital(members)} {'was' if len(members) == 1 else 'were'}"
