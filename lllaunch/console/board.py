@@ -7,7 +7,7 @@ one of few.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import lllaunch.sweep.schedule as v
@@ -133,7 +133,7 @@ class Board:
     @property
     def running(self) -> int:
         """How many jobs run."""
-        return sum(job.state is J.RUNNING for job in self.jobs.values())
+        return len(self.of_state(J.RUNNING))
 
     @property
     def waiting(self) -> int:
@@ -154,11 +154,10 @@ class Board:
             action(self, event, now)
         return self._said
 
-    def _say(
-        self, text: str, style: str = "", more: Iterable[str] = (), *, routine: bool = False
-    ) -> None:
+    def _say(self, text: str, style: str = "", *, routine: bool = False) -> None:
+        first, *more = text.split("\n")
         rest = (StyledText(f"  {line}") for line in more)
-        self._said.append(Announcement((StyledText(text, style), *rest), routine))
+        self._said.append(Announcement((StyledText(first, style), *rest), routine))
 
     def left(self, now: float) -> float | None:
         """Return how long it will take until all jobs are over, seconds; None if unknown."""
@@ -170,17 +169,15 @@ class Board:
         counts = {state.value: number for state, number in self.counts.items()}
         counts["succeeded"] = self.counts[J.SUCCEEDED] + counts.pop("skipped", 0)
         paused = len(self.of_state(J.PAUSED))
-        waiting = self.waiting - paused
-        return {**counts, "running": self.running, "paused": paused, "waiting": waiting}
+        live = {"running": self.running, "paused": paused, "waiting": self.waiting - paused}
+        return {**counts, **live}
 
     def _job(self, number: int, overrides: Sequence[str] = ()) -> JobView:
-        job = self.jobs.get(number)
-        if job is None:
+        if number not in self.jobs:
             known = overrides or self._overrides(number)
-            job = self.jobs[number] = JobView(
-                number, tuple(each for each in known if each not in self._common)
-            )
-        return job
+            own = tuple(each for each in known if each not in self._common)
+            self.jobs[number] = JobView(number, own)
+        return self.jobs[number]
 
     def _composed(self, event: v.JobComposed | v.JobBroken, _: float) -> None:
         job = self._job(event.number, event.overrides)
@@ -196,12 +193,10 @@ class Board:
         job.progress = job.objective = None
 
     def _began(self, job: JobView) -> None:
-        text = f"job {job.number} started"
-        text += f" ({job.overrides})" if job.overrides else ""
-        slots = lease_text(job.lease)
-        text += f" on {slots}" if slots else ""
-        text += f", attempt {job.attempt}" if job.attempt else ""
-        self._say(text, routine=True)
+        named = f" ({job.overrides})" if job.overrides else ""
+        on = f" on {slots}" if (slots := lease_text(job.lease)) else ""
+        attempt = f", attempt {job.attempt}" if job.attempt else ""
+        self._say(f"job {job.number} started{named}{on}{attempt}", routine=True)
 
     def _not_started(self, event: v.JobNotStarted, _: float) -> None:
         job = self._job(event.number)
@@ -273,9 +268,9 @@ class Board:
         elif not end.attempts:
             named = f" ({job.overrides})" if job.overrides else ""
             code = f" (exit code {job.exit_code})" if job.exit_code is not None else ""
-            lines = job.why.strip().splitlines() or [""]
-            first, *rest = (printable(line, _LONGEST_CAUSE) for line in lines)
-            self._say(f"job {job.number}{named} cannot run{code}: {first}", "bad", rest)
+            lines = (printable(line, _LONGEST_CAUSE) for line in job.why.strip().splitlines())
+            why = "\n".join(lines)
+            self._say(f"job {job.number}{named} cannot run{code}: {why}", "bad")
         else:
             text = f"job {job.number} failed after {after}"
             text += f" in attempt {end.attempts - 1}" if end.attempts > 1 else ""
@@ -290,11 +285,9 @@ class Board:
         if self.ending or limit is None or failed < limit:
             return
         self.ending = True
-        if self.total <= self.counts.total():
-            return
-        text = f"{counted(failed, 'failed job')}: no more are started"
-        text += f", {self.running} still running" if self.running else ""
-        self._say(text, "cause")
+        if self.total > self.counts.total():
+            still = f", {self.running} still running" if self.running else ""
+            self._say(f"{counted(failed, 'failed job')}: no more are started{still}", "cause")
 
     def _blocked(self, event: v.Blocked, _: float) -> None:
         why = printable(event.why, _LONGEST_CAUSE)
@@ -308,14 +301,12 @@ class Board:
         self.ending = True
         self._signals += 1
         name, jobs = signal_name(event.signum), counted(self.running, "running job")
-        text = f"{name} received: no new jobs start"
-        if self._signals == 2:
-            text = f"{name} received again: {jobs} killed"
-        elif self.running:
-            text += f"; forwarded to {jobs}; SIGKILL follows after the grace period, or now on a "
-            text += "second signal"
-        if self._signals <= 2:
-            self._say(text, "cause")
+        if self._signals == 1:
+            then = "SIGKILL follows after the grace period, or now on a second signal"
+            forwarded = f"; forwarded to {jobs}; {then}" if self.running else ""
+            self._say(f"{name} received: no new jobs start{forwarded}", "cause")
+        elif self._signals == 2:
+            self._say(f"{name} received again: {jobs} killed", "cause")
 
 
 # After these a `JobNotStarted` may come that takes a `StartJob` back.
@@ -384,7 +375,6 @@ def view_of(board: Board, path: str, now: float) -> LiveView:
     from lllaunch.results.live import LiveView  # noqa: PLC0415 - of terminals
     from lllaunch.results.store import ListEntry  # noqa: PLC0415 - as above
 
-    counts = board.by_state()
     running, waiting = board.of_state(J.RUNNING), board.of_state(J.PAUSED, J.WAITING)
     order = [*running, *reversed(board.failed), *waiting, *reversed(board.succeeded)]
     rows = []
@@ -416,13 +406,7 @@ def view_of(board: Board, path: str, now: float) -> LiveView:
         "running",
         seconds=now - board.began,
         eta=None if board.ending else board.left(now),
-        counts=counts,
+        counts=board.by_state(),
         note=_ENDING if board.ending else "",
     )
-    return LiveView(
-        0,
-        tuple(rows),
-        subject=subject,
-        objectives=board.objectives,
-        slots=board.slots,
-    )
+    return LiveView(0, tuple(rows), subject, objectives=board.objectives, slots=board.slots)

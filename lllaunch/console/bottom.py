@@ -13,21 +13,30 @@ import weakref
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from lllaunch.console.stream import showing
+from lllaunch.console.table import is_terminal
 from lllaunch.text import plain, size
 from lllaunch.words import StyledText, counted, passed, rate_text, short_step, time_left
-from lllaunch.workers.terminal import cells, cut, screen_of
+from lllaunch.workers.terminal import cells, cut, moves_cursor, screen_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from lllaunch.console.stream import Outlet
     from lllaunch.console.table import Row
+    from lllaunch.spec import ConsolePolicy
     from lllaunch.watchdog.progress import Progress
 
 _BETWEEN = ", "
 _LONGEST_DOING = 60
 # Of a terminal that has room for a line below the output.
 _LEAST_COLUMNS, _LEAST_LINES = 40, 4
+
+
+def stays(stream: TextIO, policy: ConsolePolicy, *, unasked: bool) -> bool:
+    """Return whether a policy has something stay below the output; ``unasked``: if it is open."""
+    if not (moves_cursor() and is_terminal(stream)):
+        return False
+    return policy.live if policy.live is not None else unasked and not policy.quiet
 
 
 def size_of(stream: TextIO) -> os.terminal_size:

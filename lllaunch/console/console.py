@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, TextIO
 
-from lllaunch.console.bottom import Bottom, RunStatus, heartbeat_text, status_rows
+from lllaunch.console.bottom import Bottom, RunStatus, heartbeat_text, status_rows, stays
 from lllaunch.console.stream import Outlet, display, given_or_nowhere, same_file
 from lllaunch.console.table import Painter, is_terminal
 from lllaunch.documents import signal_name
@@ -17,7 +17,6 @@ from lllaunch.spec import ConsolePolicy
 from lllaunch.text import duration, visible
 from lllaunch.watchdog.findings import Asked, limit_of
 from lllaunch.words import StyledText, counted, shown_path
-from lllaunch.workers.terminal import moves_cursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -243,20 +242,13 @@ class Console:
         if self._run is None:
             now = self._clock()
             self._run = RunStatus(now)
-            self._live = self._may_stay()
+            stream = self._outlet.stream
+            alone = not any(other and same_file(stream, other) for other in self._beside)
+            self._live = stays(stream, self._policy, unasked=alone)
             every = None if self._policy.quiet else self._policy.interval
             every = _FRAME_S if self._live else every
             self._due = None if every is None else now + every
         return self._run
-
-    def _may_stay(self) -> bool:
-        """Whether there is a line that stays below the output."""
-        live = self._policy.live
-        stream = self._outlet.stream
-        if live is False or not (moves_cursor() and is_terminal(stream)):
-            return False
-        shared = any(other is not None and same_file(stream, other) for other in self._beside)
-        return live or not (self._policy.quiet or shared)
 
     def _below(self) -> Bottom | None:
         """Return what is drawn below the output; None where that is no terminal."""

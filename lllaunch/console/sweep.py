@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TextIO
 from msgspec.structs import replace
 
 from lllaunch.console.board import Board, heartbeat_text, view_of
-from lllaunch.console.bottom import Bottom, size_of
+from lllaunch.console.bottom import Bottom, size_of, stays
 from lllaunch.console.console import Console
 from lllaunch.console.stream import KEPT, Outlet, display, given_or_nowhere, same_file
 from lllaunch.console.table import Painter, Row, decoded, is_terminal
@@ -29,7 +29,6 @@ from lllaunch.sweep.processes import tell_progress
 from lllaunch.sweep.protocol import JobPrinted, Stopping, Tick
 from lllaunch.text import coloured
 from lllaunch.words import StyledText, counted, shown_path
-from lllaunch.workers.terminal import moves_cursor
 
 if TYPE_CHECKING:
     from lllaunch.run.result import RunResult
@@ -88,7 +87,9 @@ class SweepConsole:
         outlet = partial(Outlet, clock=clock, room=KEPT, elsewhere="the jobs' logs")
         self._flow = outlet(stream)
         self._out = self._flow if same_file(stream, out) else outlet(out)
-        self._live = _shows_table(stream, policy) if live is None else live
+        size = size_of(stream)
+        fits = size.columns >= _LEAST_COLUMNS and size.lines >= _LEAST_LINES
+        self._live = stays(stream, policy, unasked=fits) if live is None else live
         self._quiet = policy.quiet
         self._interval = None if self._live or policy.quiet else policy.interval
         self._paint = Painter(stream, policy.color).paint
@@ -265,15 +266,6 @@ class SweepConsole:
         assert self._table is not None
         self._drawn = now
         self._changed = not self._table.draw()
-
-
-def _shows_table(stream: TextIO, policy: ConsolePolicy) -> bool:
-    if not (moves_cursor() and is_terminal(stream)):
-        return False
-    if policy.live is not None:
-        return policy.live
-    size = size_of(stream)
-    return not policy.quiet and size.columns >= _LEAST_COLUMNS and size.lines >= _LEAST_LINES
 
 
 # Bytes of the digest of a failure, and how many there may be: later ones are all reported.
