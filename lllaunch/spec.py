@@ -218,6 +218,7 @@ class Cluster(Discreet, frozen=True):
     detach: bool | None = None
     snapshot: Snapshots = "git"
     poll_s: int = 10
+    key: str = "cluster"  # where the config says it
 
 
 class Detected(Record, frozen=True):

@@ -166,7 +166,7 @@ class Jobs:
         nodes: Nodes | None = None
         count = OmegaConf.select(config, "launch.nnodes", throw_on_resolution_failure=False)
         if count not in (None, 1):
-            from lllaunch.config.nodes import nodes_ahead  # noqa: PLC0415 - of several nodes only
+            from lllaunch.config.resolve import nodes_ahead  # noqa: PLC0415 - of several nodes only
 
             nodes = nodes_ahead(config, elsewhere=self._batch is None)
         if nodes is not None and nodes.rdzv_id and fresh:

@@ -102,7 +102,8 @@ def make_ready(
                 f"needs a function that workers can import, and {user.entrypoint.text} is none"
             )
             hint = "put it at the top level of its module"
-            raise ConfigError((Diagnostic("cluster", "cluster", "", message, hint),))
+            key = "cluster" if spec.cluster is None else spec.cluster.key
+            raise ConfigError((Diagnostic("cluster", key, "", message, hint),))
         submitted = user._replace(function=target, place=str)
         data = pickle.dumps(submitted, pickle.HIGHEST_PROTOCOL)
         former = os.umask(0o077)

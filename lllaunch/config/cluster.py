@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, NamedTuple, cast, get_args
 
 from msgspec import structs
-from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.config.fields import (
     Findings,
@@ -35,7 +34,7 @@ from lllaunch.config.fields import (
 )
 from lllaunch.config.kinds import Kind, Node, read_fields
 from lllaunch.config.nodes import AUTO, read_nnodes
-from lllaunch.config.read import BACKEND, Reader, node_of_cluster
+from lllaunch.config.read import BACKEND, Reader
 from lllaunch.config.read import CLUSTER as KEY
 from lllaunch.config.tree import (
     BROKEN,
@@ -48,7 +47,7 @@ from lllaunch.config.tree import (
     written_key,
 )
 from lllaunch.config.values import parse_duration
-from lllaunch.errors import Diagnostic, Unfit
+from lllaunch.errors import Unfit
 from lllaunch.macros import names_in
 from lllaunch.spec import Cluster, Path, Requeue, Snapshots
 
@@ -310,71 +309,42 @@ class ClusterNode(NamedTuple):
     sources: Mapping[Path, Any] = {}
 
 
-def launchers_cluster(node: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return what ``hydra.launcher`` says of a cluster, as the root node would; None if nothing.
-
-    With ``cluster``, a name or a mapping, there may be submitit's keys beside it, so that a config
-    of its launcher need not be changed but for the launcher's name. References to other values
-    stay: what they come to may be a secret.
-    """
-    given = _as_written(node)
-    try:
-        cluster: Any = node.get(KEY)
-    except Exception:  # noqa: BLE001 - as in `node_of_cluster`
-        cluster = given[KEY]
-    if cluster is None:
-        return None
-    named = _as_written(cluster) if isinstance(cluster, Mapping) else {"backend": cluster}
-    beside = {name: given[name] for name in LAUNCHERS_KEYS if given.get(name) is not None}
-    return {"backend": BACKEND, **beside, **named}
-
-
-def _as_written(node: Mapping[str, Any]) -> dict[str, Any]:
-    plain: Any = OmegaConf.to_container(node) if isinstance(node, DictConfig) else node
-    return dict(plain)
-
-
-def of_launcher(problem: Diagnostic, node: Mapping[str, Any], key: str) -> Diagnostic:
-    """Return a problem with what `launchers_cluster` gave, under its key of ``hydra.launcher``."""
-    root, _, name = problem.key.partition(".")
-    if root != KEY:
-        return problem
-    cluster, first = node.get(KEY), re.split(r"[.\[]", name)[0]
-    if first in (cluster if isinstance(cluster, Mapping) else ()):
-        name = f"{KEY}.{name}"
-    elif first not in node:
-        name = KEY
-    return replace(problem, key=f"{key}.{name}")
-
-
 def read_cluster(
-    cfg: DictConfig,
-    reader: Reader,
-    findings: Findings,
-    *,
-    strict: bool,
-    reviewed: bool = False,
-    users_own: bool = False,
-) -> ClusterNode | None:
-    """Read ``cluster``; None if the run is one of this machine.
+    reader: Reader, key: str, settings: Settings, *, reviewed: bool = False
+) -> tuple[ClusterNode, Settings]:
+    """Read the node at the key that `lllaunch.config.read.cluster_key` gives.
 
-    ``strict``: the name is ours alone, so that whatever else stands there is a mistake.
-    ``reviewed``: nothing is submitted, and variables that are not set are empty. ``users_own`` is
-    as for `asks_for_cluster`.
+    ``hydra.launcher.cluster`` is a name or a mapping, and there may be submitit's keys beside it,
+    so that a config of its launcher need not be changed but for the launcher's name.
+
+    ``reviewed``: nothing is submitted, and variables that are not set are empty.
     """
-    node = node_of_cluster(cfg, users_own=users_own)
-    if node is None:
-        tree = reader.read(cfg, KEY) if strict else None
-        if tree is not None and tree is not BROKEN:
-            hint = f"{_HOW}; or give the key another name"
-            findings.add(KEY, tree, Unfit(f"a cluster (backend: {BACKEND}, ...)", hint, code=KEY))
-        return None
-    own = _Reviewed() if reviewed else Findings()
-    names: list[Any] = [name for name in node if name not in IGNORED]
-    found = _read(reader.read_items(node, KEY, names), own)
-    for problem in own.problems:
-        findings.note(replace(problem, code=KEY))
-    return found
+    outer = key.removesuffix(KEY).rstrip(".")
+    if reviewed:
+        reader.unset += (f"{key}.", *(f"{outer}.{name}" for name in LAUNCHERS_KEYS if outer))
+    own = reader.items(key, without=IGNORED)
+    beside: dict[str, Tree] = {}
+    items = own
+    if outer:
+        beside = {"backend": BACKEND, **reader.items(outer, LAUNCHERS_KEYS, IGNORED)}
+        items = {**beside, **(own or {"backend": reader.items(outer, [KEY])[KEY]})}
+    findings = _Reviewed() if reviewed else Findings()
+    found, settings = _with_nodes(_read(items, key, findings), settings, findings)
+    for problem in findings.problems:
+        name = problem.key.removeprefix(f"{KEY}.")
+        first = re.split(r"[.\[]", name)[0]
+        where = f"{outer}.{name}" if first in beside and first != "backend" else key
+        where = f"{key}.{name}" if first in own else where
+        settings.findings.note(replace(problem, key=where, code=KEY))
+    return found, settings
+
+
+def refuse_other(reader: Reader, findings: Findings) -> None:
+    """Note whatever else stands under the name of the node, where that is ours alone."""
+    tree = reader.read(KEY)
+    if tree is not None and tree is not BROKEN:
+        hint = f"{_HOW}; or give the key another name"
+        findings.add(KEY, tree, Unfit(f"a cluster (backend: {BACKEND}, ...)", hint, code=KEY))
 
 
 class _Reviewed(Findings):
@@ -386,7 +356,7 @@ class _Reviewed(Findings):
         return super().attempt(key, value, read)
 
 
-def _read(items: dict[str, Tree], findings: Findings) -> ClusterNode:
+def _read(items: dict[str, Tree], key: str, findings: Findings) -> ClusterNode:
     items = {name: item for name, item in items.items() if not _is_null(item)}
     for path, leaf in leaf_items(items):
         if names_in(reveal(leaf), bare=False):
@@ -420,7 +390,7 @@ def _read(items: dict[str, Tree], findings: Findings) -> ClusterNode:
     causes = {name: count for name, count in own.pop("requeue", {}).items() if count != ""}
     if "max_num_timeout" in own:
         causes["timeout"] = own.pop("max_num_timeout")
-    cluster = Cluster(settings, **own, requeue=Requeue(**causes))
+    cluster = Cluster(settings, **own, requeue=Requeue(**causes), key=key)
     # sbatch's other forms are for sbatch to read
     limit = "time" if "time" in settings else "timeout_min"
     minutes = str(settings.get(limit, ""))
@@ -467,7 +437,9 @@ def _check_twice(items: Mapping[str, Tree], findings: Findings) -> None:
             findings.add(f"{KEY}.{where}", item, unfit)
 
 
-def with_nodes(read: ClusterNode, settings: Settings) -> tuple[ClusterNode, Settings]:
+def _with_nodes(
+    read: ClusterNode, settings: Settings, findings: Findings
+) -> tuple[ClusterNode, Settings]:
     """Decide how many nodes a run has that goes to a cluster.
 
     ``launch.nnodes: 4`` and ``cluster.nodes: 4`` both ask for them; once the job has them, they
@@ -494,7 +466,7 @@ def with_nodes(read: ClusterNode, settings: Settings) -> tuple[ClusterNode, Sett
         elif read.nodes not in (None, nodes):
             message = f"is not {key}, which is {nodes}"
             unfit = Unfit(message=message, hint="leave one of them out", code=KEY)
-            settings.findings.add(f"{KEY}.nodes", read.nodes, unfit)
+            findings.add(f"{KEY}.nodes", read.nodes, unfit)
         elif has_secrets(tree):
             sources = {**sources, (KEY, "nodes"): conceal(tree)}
     if given == AUTO or nodes > 1:

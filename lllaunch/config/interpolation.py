@@ -1,15 +1,10 @@
-"""What the ``${...}`` in a text refer to, by OmegaConf's own grammar.
-
-How much a text comes to when its references are followed can be counted beforehand: with ``a1:
-${a0}${a0}``, ``a2: ${a1}${a1}`` and so on thirty short lines come to 10 GB, and resolving them
-cannot be interrupted. OmegaConf follows each reference each time.
-"""
+"""What the ``${...}`` in a text refer to, by OmegaConf's own grammar."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from antlr4 import ParserRuleContext  # type: ignore[import-untyped]  # it ships no types
@@ -17,9 +12,11 @@ from omegaconf.errors import GrammarParseError
 from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser
 from omegaconf.grammar_parser import parse
 
-from lllaunch.config.tree import MOST_VALUES, dotted, leaf_items, value_at
+from lllaunch.config.tree import dotted
 
-_MOST_IN_ONE = 1_000  # in one text; parsing takes its time
+MOST_REFERENCES = 1_000
+"""That one text may have, and that one value may come to: each takes a millisecond."""
+
 # their arguments are no keys
 _NO_KEYS = frozenset({"worker", "oc.env", "now", "oc.deprecated"})
 _KEY = re.compile(r"\.*[^\s.,:{}'\"\[\]$][^\s,:{}'\"$]*")
@@ -47,7 +44,7 @@ class Interpolation(NamedTuple):
 @functools.lru_cache(maxsize=10_000)
 def interpolations(text: str) -> tuple[Interpolation, ...]:
     """Return those of a text; none of one that OmegaConf could not read, or that has too many."""
-    if "${" not in text or text.count("${") > _MOST_IN_ONE:
+    if "${" not in text or text.count("${") > MOST_REFERENCES:
         return ()
     try:
         return tuple(_within(parse(text), text, 0))
@@ -119,35 +116,3 @@ def _absolute(key: str, path: Sequence[object]) -> str | None:
     if dots > len(path):
         return None
     return dotted([*path[: len(path) - dots], name]) if dots else dotted([name])
-
-
-def endless(root: Mapping[Any, Any]) -> Iterator[str]:
-    """Yield the dotted keys of values that come to too much, of a whole unresolved config."""
-    steps: dict[tuple[str, ...], int] = {}
-
-    def targets(path: tuple[str, ...], text: str) -> Iterator[tuple[tuple[str, ...], str]]:
-        for each in interpolations(text):
-            key = each.target(path) if each.resolver != "hydra" else None
-            to = tuple((key or "").split("."))
-            target = value_at(root, to)
-            if isinstance(target, str) and "${" in target:
-                yield to, target
-
-    for place, leaf in leaf_items(root):
-        first = tuple(map(str, place))
-        waiting = [(first, leaf)] if isinstance(leaf, str) and "${" in leaf else []
-        while waiting:
-            path, text = waiting[-1]
-            # a cycle, which OmegaConf notices, counts as one step until all of it is known
-            steps.setdefault(path, 1)
-            found = list(targets(path, text))
-            unknown = [(to, below) for to, below in found if to not in steps]
-            if unknown:
-                waiting.append(unknown[0])
-                continue
-            many = text.count("${") > _MOST_IN_ONE
-            total = MOST_VALUES + 1 if many else 1 + sum(steps[to] for to, _ in found)
-            steps[path] = min(total, MOST_VALUES + 1)
-            waiting.pop()
-        if steps.get(first, 0) > MOST_VALUES:
-            yield ".".join(first)

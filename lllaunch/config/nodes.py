@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
 from msgspec import field
-from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.cluster.values import (
     format_endpoint,
@@ -26,7 +25,6 @@ from lllaunch.cluster.values import (
     parse_nnodes,
 )
 from lllaunch.config.fields import (
-    Findings,
     Settings,
     did_you_mean,
     read_choice,
@@ -34,12 +32,9 @@ from lllaunch.config.fields import (
     read_word,
 )
 from lllaunch.config.kinds import Kind, Node
-from lllaunch.config.read import Reader, asks_for_cluster
-from lllaunch.config.schema import defaults
 from lllaunch.config.tree import Tree, conceal, has_secrets, reveal
 from lllaunch.config.values import Nvml, format_duration, parse_duration
 from lllaunch.errors import Unfit
-from lllaunch.launch_settings import KEYS
 from lllaunch.spec import RDZV_BACKENDS, Detected, Discreet, Entrypoint, Nodes, Path, RdzvBackend
 
 AUTO: Final = "auto"
@@ -78,7 +73,7 @@ class HostContext(Discreet, frozen=True, kw_only=True):
     # the dotted key of the job's node, and of one such as ``hydra.launcher`` whose settings named
     # in `LAUNCH_FIELDS` are weaker than that and stronger than the schema's defaults
     key: str = "launch"
-    outer: str | None = None
+    outer: str = ""
     job_cwd: str = ""  # where workers work if the config does not say it; empty for ``runtime_cwd``
     searched: Sequence[str] = ()  # directories and packages of configs, for a message
     # what workers run instead of the configured entrypoint, its modules, and whether workers can
@@ -147,25 +142,6 @@ def read_nodes(settings: Settings, around: HostContext) -> NodeSettings:
         return found._replace(nodes=_checked(settings, _nodes(counts, rank, said)))
     found = found._replace(leaves_nproc=not settings.is_given("nproc"))
     return _placed(settings, said, rank, found, around.environ) if around.here else found
-
-
-def nodes_ahead(cfg: DictConfig, *, elsewhere: bool = False) -> Nodes | None:
-    """Read the nodes of a run alone, before it has a directory.
-
-    None if it has one node, or if something is wrong, which is reported when all is read.
-    ``elsewhere``: a run that goes to a cluster has its nodes there.
-    """
-    launch = OmegaConf.select(cfg, "launch")
-    if not isinstance(launch, DictConfig) or (elsewhere and asks_for_cluster(cfg)):
-        return None
-    findings = Findings()
-    items = Reader(findings).read_items(launch, "launch", ("nnodes", "node_rank", "rdzv"))
-    # a key that is null is one that nobody has set
-    given = {name: item for name, item in items.items() if item is not None}
-    keys = {name: f"launch.{name}" for name in KEYS}
-    settings = Settings({**defaults(), **given}, keys, findings, given)
-    found = read_nodes(settings, HostContext()).nodes
-    return None if findings.count else found
 
 
 def _placed(

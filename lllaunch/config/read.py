@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
-from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from lllaunch.config.fields import Findings
-from lllaunch.config.interpolation import interpolations
+from lllaunch.config.interpolation import MOST_REFERENCES, interpolations
 from lllaunch.config.secrets import (
     holds_env,
     literals,
@@ -28,7 +28,7 @@ from lllaunch.config.secrets import (
 )
 from lllaunch.config.tree import BROKEN, DEEPEST, MOST_VALUES, Tree, Withheld, parts_of, value_at
 from lllaunch.errors import ConfigError, Diagnostic, Unfit
-from lllaunch.omegaconf_compat import is_unset, resolvers
+from lllaunch.omegaconf_compat import counting, is_unset, own_node, raw_value, resolvers
 from lllaunch.secret_names import is_secret_name, source_for
 
 
@@ -57,7 +57,7 @@ def check_resolver() -> None:
 
 
 class _TooMuchError(Exception):
-    """The config expands beyond all measure; said once, at the top."""
+    """A value expands beyond all measure; with its key and why."""
 
 
 @contextmanager
@@ -91,67 +91,100 @@ class _At(NamedTuple):
 
 
 class Reader:
-    """Reads nodes of one config.
+    """Reads nodes of one config, whose own text it looks at once.
 
-    Values that hold one of ``literals``, the secrets in the config, are withheld too. Below the
-    keys in ``unset`` a variable that is not set is no problem: its text is withheld all the same.
+    Values that hold a secret of the config are withheld, too. Below the keys in ``unset`` a
+    variable that is not set is no problem: its text is withheld all the same. ``outer`` is the
+    dotted key of a part of Hydra's node whose secrets count as well.
+
+    Raises:
+        ConfigError: the config is nested too deeply.
     """
 
     _watched: tuple[str, ...] = ("oc.env",)
 
     def __init__(
-        self, findings: Findings, literals: Sequence[str] = (), unset: Sequence[str] = ()
+        self, cfg: DictConfig, findings: Findings, outer: str = "", unset: Sequence[str] = ()
     ) -> None:
+        self.cfg = cfg
+        self.unset = tuple(unset)
         self._findings = findings
-        self._unset = tuple(unset)
-        self._literals = tuple(literals)
+        try:
+            # all but Hydra's node, unresolved
+            self.root: dict[Any, Any] = {
+                name: _raw(own_node(cfg, name)) for name in cfg if name != "hydra"
+            }
+            allowed = not_secret(self.root)
+            found = list(literals(self.root, allowed=allowed))
+            if outer:
+                found += literals(_raw(OmegaConf.select(cfg, outer)), outer, allowed=allowed)
+        except RecursionError:
+            problem = Diagnostic("too-large", "", "the config", "is nested too deeply to be read")
+            raise ConfigError((problem,)) from None
+        # dotted key, what should stand there, and the secret
+        self.secrets = found
+        self._literals = tuple(text for *_, text in found)
         # aliases (${a} beside ${a} beside ...) can make a small file expand without end
         self._left = MOST_VALUES
+        self._references = 0
         self._open: list[int] = []
         self._reads: list[str] = []
 
-    def read(self, cfg: DictConfig, key: str) -> Tree:
-        """Return the tree below a key; leaves that cannot be read are `BROKEN`, and a problem."""
-        return self.read_items(cfg, "", [key]).get(key)
+    def read(self, key: str) -> Tree:
+        """Return the tree at a root key; leaves that cannot be read are `BROKEN`, and a problem."""
+        return self.items("", [key]).get(key)
 
-    def read_items(
-        self, node: Mapping[Any, Any], key: str, names: Collection[str]
+    def items(
+        self, key: str, names: Collection[str] | None = None, without: Collection[str] = ()
     ) -> dict[str, Tree]:
-        """Return the trees below the keys in ``names`` that a node has.
+        """Return the trees below the keys in ``names``, or all, that a mapping has.
 
-        ``key`` is the node's own; empty for the config itself.
+        ``key`` is its own, empty for the config itself; nothing if there is no mapping.
         """
-        raw = _raw(node) if isinstance(node, DictConfig) else node
+        node: Any = self.cfg
+        raw = value_at(self.root, key.split(".")) if key else self.root
+        if key:
+            with suppress(OmegaConfBaseException):
+                node = OmegaConf.select(self.cfg, key)
+        if not isinstance(raw, dict):
+            # a reference, or a part of Hydra's node
+            raw = _raw(node)
+        if node is None or not isinstance(raw, dict):
+            return {}
         return {
             name: self._read(node, raw[name], _At(f"{key}.{name}" if key else name, name))
-            for name in names
-            if name in raw
+            for name in (raw if names is None else names)
+            if name in raw and name not in without
         }
 
-    def _read(self, node: Mapping[Any, Any], raw: Any, at: _At) -> Tree:
+    def _read(self, node: DictConfig, raw: Any, at: _At) -> Tree:
         try:
-            with watching(*self._watched) as self._reads:
-                if isinstance(node, DictConfig):
-                    return self._item(node, at.name, raw, at)
-                if isinstance(raw, (DictConfig, ListConfig)):
-                    return self._container(raw, _raw(raw), at)
-                return raw
-        except _TooMuchError:
-            text = f"it expands to more than {MOST_VALUES} values"
-            self._findings.add_about(at.key, text, code="too-large")
+            with watching(*self._watched) as self._reads, counting(self._count):
+                return self._item(node, at.name, raw, at)
+        except _TooMuchError as error:
+            key, most = error.args
+            self._findings.add_about(key, f"it expands to more than {most}", code="too-large")
             return BROKEN
+
+    def _count(self) -> None:
+        self._references += 1
+        if self._references > MOST_REFERENCES:
+            raise _TooMuchError
 
     def _item(self, parent: DictConfig | ListConfig, index: Any, raw: Any, at: _At) -> Tree:
         key, name, source = at
         reads = self._reads
         del reads[:]
+        self._references = 0
         try:
             value = parent[index]
         except MissingMandatoryValue:
             self._findings.add(key, MISSING, Unfit("a value", code="missing"))
             return BROKEN
         except (OmegaConfBaseException, RecursionError) as error:
-            if _is_unset(error, reads) and key.startswith(self._unset):
+            if self._references > MOST_REFERENCES:
+                raise _TooMuchError(key, f"{MOST_REFERENCES} references") from None
+            if _is_unset(error, reads) and key.startswith(self.unset):
                 return Withheld("", source or _source_of(raw, name, reads))
             text = without_defaults(safe_source(raw, name)) if isinstance(raw, str) else None
             self._note_failure(key, text, error)
@@ -168,7 +201,7 @@ class Reader:
                 raw = _raw(value)
                 self._left -= _size(raw)
                 if self._left < 0:
-                    raise _TooMuchError
+                    raise _TooMuchError(key, f"{MOST_VALUES} values")
             return self._container(value, raw, _At(key, name, source))
         if not source and holds_env(raw):
             source = safe_source(raw, name)
@@ -224,8 +257,11 @@ def _is_unset(error: Exception, reads: Sequence[str]) -> bool:
     return bool(reads) and is_unset(error, reads[-1])
 
 
-def _raw(node: DictConfig | ListConfig) -> Any:
-    return OmegaConf.to_container(node, resolve=False)
+def _raw(node: Any) -> Any:
+    """Return what a node of a config holds, unresolved."""
+    if isinstance(node, (DictConfig, ListConfig)):
+        return OmegaConf.to_container(node, resolve=False)
+    return raw_value(node) if isinstance(node, Node) else node
 
 
 def _source_of(raw: Any, name: Any, reads: Sequence[str]) -> str:
@@ -252,36 +288,35 @@ CLUSTER: Final = "cluster"
 BACKEND: Final = "slurm"
 
 
-def asks_for_cluster(cfg: DictConfig, *, users_own: bool = False) -> bool:
-    """Return whether a config has a node ``cluster`` that is ours; whatever it has, none raises.
+def cluster_key(cfg: DictConfig, *, users_own: bool = False, outer: str = "") -> str:
+    """Return the dotted key of the node that says which cluster a run goes to; empty if none does.
 
-    In the config of an app of the user's own (``users_own``) nodes may have any names and keys.
-    There ``backend`` must be written out, and be one that we have; else it is enough that the key
-    exists.
+    It is ``cluster`` at the root, or that of ``outer``, such as ``hydra.launcher``; whatever they
+    have, none raises. In the config of an app of the user's own (``users_own``) nodes may have any
+    names and keys. There ``backend`` must be written out at the root, and be one that we have; else
+    it is enough that the key exists.
     """
-    return node_of_cluster(cfg, users_own=users_own) is not None
-
-
-def node_of_cluster(cfg: DictConfig, *, users_own: bool = False) -> DictConfig | None:
-    """The node ``cluster`` of a config, if `asks_for_cluster` says that it is ours."""
     try:
-        node = OmegaConf.select(cfg, CLUSTER)
-        plain: Any = _raw(node) if isinstance(node, DictConfig) else None
+        plain = _raw(OmegaConf.select(cfg, CLUSTER))
     except Exception:  # noqa: BLE001 - whatever OmegaConf and users' resolvers raise
-        return None
-    if not isinstance(plain, dict) or "backend" not in plain:
-        return None
-    return None if users_own and plain["backend"] != BACKEND else node
+        plain = None
+    there = isinstance(plain, dict) and "backend" in plain
+    if there and (not users_own or plain["backend"] == BACKEND):
+        return CLUSTER
+    if not outer:
+        return ""
+    key = f"{outer}.{CLUSTER}"
+    try:
+        return "" if OmegaConf.select(cfg, key) is None else key
+    except Exception:  # noqa: BLE001 - as above
+        return key
 
 
-_LEFT_OUT = ("hydra", "launch")
 _PLAIN = (bool, int, float, str, bytes, enum.Enum, os.PathLike)
 
 
-def public_config(cfg: DictConfig) -> dict[str, Any]:
-    """A job's config as it may be written, without ``hydra``, ``launch`` and ``cluster``.
-
-    A ``cluster`` that is the user's own is no other key.
+class PublicReader(Reader):
+    """Reads a job's config as it may be written.
 
     Plain data, resolved but for some leaves, of which the config's own text stands there: those
     that come from the environment or from what changes with each composing (``${now:...}``,
@@ -289,48 +324,32 @@ def public_config(cfg: DictConfig) -> dict[str, Any]:
     them; and those that cannot be resolved. Of literal secrets ``${oc.env:NAME}`` stands there.
     Resolvers of the user's are called; what they raise is ignored.
     """
-    register_resolvers()
-    root: Any = OmegaConf.to_container(cfg, resolve=False)
-    left_out = {*_LEFT_OUT, CLUSTER} if asks_for_cluster(cfg, users_own=True) else {*_LEFT_OUT}
-    return _PublicReader(root).read_items(cfg, "", [name for name in root if name not in left_out])
-
-
-def with_sources(decided: Mapping[str, Any], cfg: DictConfig, *nodes: str) -> dict[str, Any]:
-    """Return a decided ``launch`` node that is the same whenever the config is composed.
-
-    Leaves of which `public_config` would leave the config's own text have that text. ``nodes`` are
-    the dotted keys that it was read from, the strongest last.
-    """
-    register_resolvers()
-    root: Any = OmegaConf.to_container(cfg, resolve=False)
-    found = dict(decided)
-    for node in nodes:
-        raw = value_at(root, node.split("."))
-        if isinstance(raw, dict):
-            texts = _PublicReader(root).read_items(OmegaConf.select(cfg, node), node, [*raw])
-            found = {key: _with_text(item, texts.get(key)) for key, item in found.items()}
-    return found
-
-
-def _with_text(decided: Any, text: Any) -> Any:
-    if isinstance(decided, dict) and isinstance(text, dict):
-        return {key: _with_text(item, text.get(key)) for key, item in decided.items()}
-    if isinstance(decided, list) and isinstance(text, list) and len(decided) == len(text):
-        return [_with_text(*pair) for pair in zip(decided, text, strict=True)]
-    return text if isinstance(text, str) and "${" in text else decided
-
-
-class _PublicReader(Reader):
-    """Reads what may be written, with the config's own text in place of what may not."""
 
     # what they give is a secret, or another one each time
     _watched = ("oc.env", "now", "hydra")
 
-    def __init__(self, root: Mapping[str, Any]) -> None:
-        written = {name: item for name, item in root.items() if name != "hydra"}
-        found = literals(written, allowed=not_secret(root))
-        super().__init__(Findings(), [text for _, _, text in found])
-        self._root = root
+    def __init__(self, cfg: DictConfig) -> None:
+        register_resolvers()
+        super().__init__(cfg, Findings())
+
+    def config(self) -> dict[str, Any]:
+        """Return the whole config without ``hydra``, ``launch`` and ``cluster``.
+
+        A ``cluster`` that is the user's own is no other key.
+        """
+        return self.items("", without=("launch", cluster_key(self.cfg, users_own=True)))
+
+    def with_sources(self, decided: Mapping[str, Any], *nodes: str) -> dict[str, Any]:
+        """Return a decided ``launch`` node that is the same whenever the config is composed.
+
+        Leaves of which the config's own text may be written have that text. ``nodes`` are the
+        dotted keys that it was read from, the strongest last.
+        """
+        found = dict(decided)
+        for node in nodes:
+            texts = self.items(node)
+            found = {key: _with_text(item, texts.get(key)) for key, item in found.items()}
+        return found
 
     def _item(self, parent: DictConfig | ListConfig, index: Any, raw: Any, at: _At) -> Tree:
         if isinstance(raw, (dict, list)):
@@ -364,7 +383,15 @@ class _PublicReader(Reader):
                 continue
             if is_secret_name(parts[-1]):
                 return True
-            target = None if word.startswith(".") else value_at(self._root, parts)
+            target = None if word.startswith(".") else value_at(self.root, parts)
             if isinstance(target, str) and follow and self._stays(target, follow - 1):
                 return True
         return False
+
+
+def _with_text(decided: Any, text: Any) -> Any:
+    if isinstance(decided, dict) and isinstance(text, dict):
+        return {key: _with_text(item, text.get(key)) for key, item in decided.items()}
+    if isinstance(decided, list) and isinstance(text, list) and len(decided) == len(text):
+        return [_with_text(*pair) for pair in zip(decided, text, strict=True)]
+    return text if isinstance(text, str) and "${" in text else decided

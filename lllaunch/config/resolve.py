@@ -12,13 +12,12 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
-from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lllaunch.config.cluster import ClusterNode, read_cluster, with_nodes
+from lllaunch.config.cluster import ClusterNode, read_cluster, refuse_other
 from lllaunch.config.command import (
     EntrypointCall,
     SearchPlace,
@@ -35,7 +34,6 @@ from lllaunch.config.fields import (
     read_line,
     read_new_directory,
 )
-from lllaunch.config.interpolation import endless
 from lllaunch.config.kinds import KINDS, check_replaced, with_on
 from lllaunch.config.locate import import_path
 from lllaunch.config.nodes import NO_ID, HostContext, NodeSettings, read_nodes
@@ -43,23 +41,13 @@ from lllaunch.config.plan import default_run_id
 from lllaunch.config.read import (
     CLUSTER,
     Reader,
-    asks_for_cluster,
     check_resolver,
+    cluster_key,
     register_resolvers,
 )
 from lllaunch.config.schema import EXPLAINED, SYNONYMS, defaults, is_set
-from lllaunch.config.secrets import literals, not_secret, problems_with
-from lllaunch.config.tree import (
-    BROKEN,
-    MOST_VALUES,
-    Tree,
-    Withheld,
-    conceal,
-    has_secrets,
-    leaf_items,
-    reveal,
-    value_at,
-)
+from lllaunch.config.secrets import problems_with
+from lllaunch.config.tree import BROKEN, Tree, Withheld, conceal, has_secrets, leaf_items, reveal
 from lllaunch.config.values import (
     PRETEND,
     Mask,
@@ -73,13 +61,16 @@ from lllaunch.config.values import (
     parse_nproc,
     parse_ranks,
 )
-from lllaunch.errors import ConfigError, Diagnostic, Unfit
+from lllaunch.errors import Unfit
 from lllaunch.launch_settings import KEYS, LAUNCH_FIELDS, SETTINGS
 from lllaunch.macros import names_in
 from lllaunch.spawner.interpreter import is_of_contract
-from lllaunch.spec import LaunchSpec, Path, rank_key
+from lllaunch.spec import LaunchSpec, Nodes, Path, rank_key
 from lllaunch.std import Std
-from lllaunch.text import shorten, write_range
+from lllaunch.text import write_range
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
 def read_env(tree: Tree, key: str, findings: Findings) -> dict[str, Tree]:
@@ -153,26 +144,22 @@ def _ranks(value: object, nproc: int | None) -> range:
     return ranks
 
 
-def _read_layers(
-    cfg: DictConfig, reader: Reader, findings: Findings, key: str, outer: str | None
-) -> Settings:
+def _read_layers(reader: Reader, findings: Findings, key: str, outer: str = "") -> Settings:
     """Read all settings: those under ``key``, the weaker ones under ``outer``, the defaults.
 
     Raises:
         ConfigError: the launch node is not a mapping.
     """
-    node = reader.read(cfg, key)
+    node = reader.read(key)
     if node is not None and not isinstance(node, dict):
         expected = "a mapping of settings (entrypoint, nproc, ...)"
         findings.add(key, node, Unfit(expected, code="type"))
         findings.raise_if_any()
     own = known_items(node or {}, key, KEYS, findings, SYNONYMS, EXPLAINED)
     weaker: dict[str, Tree] = {}
-    if outer is not None:
+    if outer:
         with contextlib.suppress(OmegaConfBaseException):
-            below = OmegaConf.select(cfg, outer)
-            if isinstance(below, DictConfig):
-                weaker = reader.read_items(below, outer, LAUNCH_FIELDS)
+            weaker = reader.items(outer, LAUNCH_FIELDS)
     for where, items, names in ((key, own, KEYS), (outer, weaker, LAUNCH_FIELDS)):
         if items.keys() == set(names):
             # Hydra has composed it over the schema
@@ -424,8 +411,6 @@ def _joined(ranges: Sequence[range]) -> tuple[range, ...]:
     return tuple(found)
 
 
-_MOST_ENDLESS = 5  # the others refer to one of them, most likely
-
 # Settings that take any text.
 _TEXTS = ("args", "env")  # and env_per_rank
 
@@ -443,46 +428,36 @@ def resolve(cfg: DictConfig, around: HostContext) -> LaunchSpec:
     check_resolver()
     findings = Findings()
     key, outer, users_own = around.key, around.outer, around.users_own
-    root, secrets = _plain(cfg, outer)
-    asked = asks_for_cluster(cfg, users_own=users_own)
+    asked = cluster_key(cfg, users_own=users_own, outer=outer)
     reviewed = around.submitted or not around.here
     here = around.here and (around.submitted or not asked)
     # where nothing is to run, secrets need not be there
     unset = [] if here else [f"{node}.{name}" for node in (key, outer) if node for name in _TEXTS]
-    unset += [f"{CLUSTER}."] if asked and reviewed else []
-    reader = Reader(findings, [text for _, _, text in secrets], unset)
-    settings = _read_layers(cfg, reader, findings, key, outer)
-    # of an app of the user's own it may be anything
-    strict = around.function is None and around.entrypoint_required and not users_own
-    cluster = read_cluster(
-        cfg, reader, findings, strict=strict, reviewed=reviewed, users_own=users_own
-    )
-    if cluster is not None:
-        cluster, settings = with_nodes(cluster, settings)
-    spec = _build(settings, replace(around, here=here), cluster, root)
-    nodes = (key, outer, CLUSTER if asked else None)
-    ours = tuple(f"{node}." for node in nodes if node) if users_own else ("",)
-    for problem in problems_with(each for each in secrets if each[0].startswith(ours)):
+    reader = Reader(cfg, findings, outer, unset)
+    settings = _read_layers(reader, findings, key, outer)
+    cluster: ClusterNode | None = None
+    if asked:
+        cluster, settings = read_cluster(reader, asked, settings, reviewed=reviewed)
+    elif around.function is None and around.entrypoint_required and not users_own:
+        # of an app of the user's own it may be anything
+        refuse_other(reader, findings)
+    spec = _build(settings, replace(around, here=here), cluster, reader.root)
+    ours = tuple(f"{node}." for node in (key, outer, asked) if node) if users_own else ("",)
+    for problem in problems_with(each for each in reader.secrets if each[0].startswith(ours)):
         findings.note(problem)
     findings.raise_if_any([*(settings.key_of(name) for name in KEYS), CLUSTER])
     return spec
 
 
-def _plain(cfg: DictConfig, outer: str | None) -> tuple[dict[Any, Any], list[tuple[str, str, str]]]:
-    """The whole config, unresolved, and the secrets that it holds itself."""
-    try:
-        root: Any = OmegaConf.to_container(cfg, resolve=False)
-        own = {name: item for name, item in root.items() if name != "hydra"}
-        # resolving them would take hours, or all memory
-        message = f"it comes to more than {MOST_VALUES} references"
-        problems = [Diagnostic("too-large", shorten(key), "", message) for key in endless(own)]
-        if problems:
-            raise ConfigError(tuple(problems[:_MOST_ENDLESS]))
-        allowed = not_secret(root)
-        found = list(literals(own, allowed=allowed))
-    except RecursionError:
-        problem = Diagnostic("too-large", "", "the config", "is nested too deeply to be read")
-        raise ConfigError((problem,)) from None
-    if outer is not None:
-        found += literals(value_at(root, outer.split(".")), outer, allowed=allowed)
-    return root, found
+def nodes_ahead(cfg: DictConfig, *, elsewhere: bool = False) -> Nodes | None:
+    """Read the nodes of a run alone, before it has a directory.
+
+    None if it has one node, or if something is wrong, which is reported when all is read.
+    ``elsewhere``: a run that goes to a cluster has its nodes there.
+    """
+    if elsewhere and cluster_key(cfg):
+        return None
+    findings = Findings()
+    settings = _read_layers(Reader(cfg, findings), findings, "launch")
+    nodes = read_nodes(settings, HostContext()).nodes
+    return None if findings.count else nodes

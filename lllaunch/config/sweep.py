@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from lllaunch.config.cluster import LAUNCHERS_KEYS, launchers_cluster, read_snapshot
+from omegaconf import DictConfig, OmegaConf
+
+from lllaunch.config.cluster import LAUNCHERS_KEYS, read_snapshot
 from lllaunch.config.cluster import SYNONYMS as CLUSTER_SYNONYMS
 from lllaunch.config.fields import (
     Findings,
-    did_you_mean,
     hinted,
     known_items,
     read_choice,
@@ -21,7 +22,7 @@ from lllaunch.config.fields import (
     read_text,
 )
 from lllaunch.config.kinds import CONSOLE, Kind, Node, read_fields
-from lllaunch.config.read import BACKEND, Reader, register_resolvers
+from lllaunch.config.read import Reader, register_resolvers
 from lllaunch.config.schema import SYNONYMS as LAUNCH_SYNONYMS
 from lllaunch.config.tree import BROKEN, Tree, reveal
 from lllaunch.config.values import parse_duration
@@ -70,7 +71,7 @@ class SweepSettings(NamedTuple):
     console: ConsolePolicy = ConsolePolicy()
 
 
-def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> SweepSettings:
+def sweep_settings(config: DictConfig, key: str = "hydra.launcher") -> SweepSettings:
     """Reads what holds for all jobs of a sweep.
 
     Launch fields in the node are not looked at: `lllaunch.config.resolve.resolve` reads them for
@@ -82,6 +83,7 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
     register_resolvers()
     findings = Findings()
     names, synonyms = (*SWEEP, "cluster", *LAUNCH_FIELDS, *_HYDRAS), SYNONYMS
+    node: Any = OmegaConf.select(config, key)
     submits = node.get("cluster") is not None
     if submits:
         names, synonyms = (*names, *LAUNCHERS_KEYS), {**SYNONYMS, **CLUSTER_SYNONYMS}
@@ -92,12 +94,7 @@ def sweep_settings(node: Mapping[str, Any], key: str = "hydra.launcher") -> Swee
     of_jobs = (*_OF_JOBS, *_OF_SEVERAL) if submits else _OF_JOBS
     explained |= {name: f"each job has its own: set launch.{name}" for name in of_jobs}
     known_items(dict.fromkeys(node), key, names, findings, synonyms, explained)
-    # the jobs of a cluster that we do not have would run here
-    backend = (launchers_cluster(node) or {}).get("backend", BACKEND)
-    if backend != BACKEND:
-        hint = did_you_mean(backend, [BACKEND]) if isinstance(backend, str) else ""
-        findings.add(f"{key}.cluster", backend, Unfit(repr(BACKEND), hint, code="cluster"))
-    values = read_fields(SWEEP, Reader(findings).read_items(node, key, SWEEP), key, findings)
+    values = read_fields(SWEEP, Reader(config, findings).items(key, SWEEP), key, findings)
     findings.raise_if_any([f"{key}.{name}" for name in SWEEP])
     values["max_failures"] = values.pop("on_failure", None)
     of_policy = {name: values.pop(name) for name in SweepPolicy._fields if name in values}

@@ -442,9 +442,7 @@ def with_hydra(spec: LaunchSpec, config: DictConfig) -> LaunchSpec:
     """Return a run with what a reviewer has to know of Hydra's node, or raise `ConfigError`."""
     named = {asked.path[1] for asked in asked_for(config) if asked.path[0] == "hydra"}
     findings = Findings()
-    made = Reader(findings).read_items(
-        config.hydra, "hydra", [name for name in IN_LOCKS if name in named]
-    )
+    made = Reader(config, findings).items("hydra", [name for name in IN_LOCKS if name in named])
     findings.raise_if_any()
     return replace(spec, hydra=conceal(made))
 

@@ -29,7 +29,7 @@ from lllaunch.config.plan import (
     plan_hash,
     portable_plan,
 )
-from lllaunch.config.read import public_config
+from lllaunch.config.read import PublicReader
 from lllaunch.errors import ConfigError
 from lllaunch.spec import Cluster, LaunchSpec, Requeue
 from tests.unit import launch_nodes
@@ -386,6 +386,6 @@ def test_what_comes_from_the_environment_is_used_and_never_written(
 
 def test_a_jobs_identity_does_not_hold_our_node() -> None:
     theirs = {"cluster": {"n_clusters": 5}, "a": 1}
-    assert public_config(OmegaConf.create(theirs)) == theirs
+    assert PublicReader(OmegaConf.create(theirs)).config() == theirs
     ours = {"cluster": {"backend": "slurm", "partition": "gpu"}, "a": 1}
-    assert public_config(OmegaConf.create(ours)) == {"a": 1}
+    assert PublicReader(OmegaConf.create(ours)).config() == {"a": 1}

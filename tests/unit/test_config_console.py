@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from lllaunch.config.kinds import CONSOLE
 from lllaunch.config.schema import defaults
@@ -61,8 +62,9 @@ def test_one_mistake_is_one_line(node: Any, told: str) -> None:
 
 
 def test_a_sweep_has_a_console_as_well() -> None:
-    node = {"console": {"live": False, "color": "never"}}
-    assert sweep_settings(node).console == ConsolePolicy(live=False, color="never")
+    cfg = OmegaConf.create({"hydra": {"launcher": {"console": {"live": False, "color": "never"}}}})
+    assert sweep_settings(cfg).console == ConsolePolicy(live=False, color="never")
     assert SweepSettings().console == ConsolePolicy()
+    cfg = OmegaConf.create({"hydra": {"launcher": {"console": {"quiet": "x"}}}})
     with pytest.raises(ConfigError, match=r"hydra.launcher.console.quiet: expected true or false"):
-        sweep_settings({"console": {"quiet": "x"}})
+        sweep_settings(cfg)

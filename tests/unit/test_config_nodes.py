@@ -9,7 +9,6 @@ import yaml
 from omegaconf import OmegaConf
 
 from lllaunch.config.nodes import RDZV as FIELDS
-from lllaunch.config.nodes import nodes_ahead
 from lllaunch.config.plan import (
     SOURCES,
     complete,
@@ -19,6 +18,7 @@ from lllaunch.config.plan import (
     plan_hash,
     portable_plan,
 )
+from lllaunch.config.resolve import nodes_ahead
 from lllaunch.config.schema import schema_node
 from lllaunch.errors import ConfigError
 from lllaunch.spec import LaunchSpec, Nodes

@@ -8,7 +8,7 @@ import pytest
 from hydra.core.utils import setup_globals
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.config.read import public_config, with_sources
+from lllaunch.config.read import PublicReader
 
 SECRET = "hf_hunter2hunter2hunter2"
 
@@ -32,7 +32,7 @@ def resolvers(monkeypatch: pytest.MonkeyPatch) -> None:
 def public(text: str) -> dict[str, Any]:
     cfg = OmegaConf.create(text)
     assert isinstance(cfg, DictConfig)
-    return public_config(cfg)
+    return PublicReader(cfg).config()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_what_may_not_be_written_stays_as_the_config_has_it(leaf: str) -> None:
         "leaf": leaf,
         "within": [{"leaf": leaf}],
     }
-    found = public_config(OmegaConf.create(root))
+    found = PublicReader(OmegaConf.create(root)).config()
     assert (found["leaf"], found["within"]) == (leaf, [{"leaf": leaf}])
     assert SECRET not in repr(found)
 
@@ -113,7 +113,7 @@ def test_a_config_that_contains_itself_has_an_end() -> None:
 def test_aliases_that_expand_without_measure_are_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lllaunch.config.read.MOST_VALUES", 2_000)
     levels = {f"l{n}": [f"${{l{n + 1}}}"] * 10 for n in range(9)}
-    found = public_config(OmegaConf.create({**levels, "l9": 1}))
+    found = PublicReader(OmegaConf.create({**levels, "l9": 1})).config()
     assert "${l" in repr(found["l0"])
     assert len(repr(found)) < 1_000_000
 
@@ -138,7 +138,7 @@ def test_a_plan_says_where_what_changes_comes_from() -> None:
         "tee": "all",
         "nproc": 2,
     }
-    assert with_sources(decided, cfg, "hydra.launcher", "launch", "missing") == {
+    assert PublicReader(cfg).with_sources(decided, "hydra.launcher", "launch", "missing") == {
         "args": {"name": "run-${stamp}", "lr": 1, "rank": "${worker:rank}"},
         "env": {"A": "${now:%f}", "B": "x"},
         "preload": ["${stamp}"],

@@ -31,7 +31,7 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def read(launch: Any, root: dict[str, Any] | None = None) -> tuple[Any, list[str]]:
     findings = Findings()
     cfg = OmegaConf.create({"launch": launch, **(root or {})})
-    tree = Reader(findings).read(cfg, "launch")
+    tree = Reader(cfg, findings).read("launch")
     return tree, [str(problem) for problem in findings.problems]
 
 
@@ -65,8 +65,8 @@ def test_containers_from_the_environment_are_withheld_leaf_by_leaf() -> None:
 
 
 def test_literals_elsewhere_are_withheld_where_they_are_used() -> None:
-    cfg = OmegaConf.create({"launch": {"args": ["--key=${p.api_key}"]}, "p": {"api_key": "sk-1"}})
-    tree = Reader(Findings(), ["sk-1"]).read(cfg, "launch")
+    cfg = OmegaConf.create({"launch": {"args": ["--key=${p.api_key}"]}, "p": {"api_key": SECRET}})
+    tree = Reader(cfg, Findings()).read("launch")
     assert conceal(tree) == {"args": ["--key=${p.api_key}"]}
 
 

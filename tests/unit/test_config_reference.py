@@ -108,7 +108,7 @@ def test_the_examples_of_sweeps_are_right(block: str) -> None:
     cfg = OmegaConf.create(block)
     options = {"runtime_cwd": "/", "output_dir": "/out", "entrypoint_required": False}
     spec = resolve(cfg, HostContext(outer="hydra.launcher", **options))
-    changed = sweep_settings(cfg.hydra.launcher) != SweepSettings()
+    changed = sweep_settings(cfg) != SweepSettings()
     assert changed or spec != resolve(OmegaConf.create(), HostContext(**options))
 
 

@@ -11,14 +11,13 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.app.configs import install
-from lllaunch.config.cluster import of_launcher
 from lllaunch.config.nodes import HostContext
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import launcher_node
 from lllaunch.config.sweep import SWEEP, SweepSettings, sweep_settings
-from lllaunch.errors import ConfigError, Diagnostic
+from lllaunch.errors import ConfigError
 from lllaunch.launch_settings import KEYS, LAUNCH_FIELDS
-from lllaunch.spec import RESTART_CAUSES, LaunchSpec
+from lllaunch.spec import RESTART_CAUSES, Cluster, LaunchSpec
 from lllaunch.sweep.schedule import Retries, SweepPolicy
 from tests.unit.launch_nodes import mistakes
 
@@ -27,9 +26,13 @@ OF_SEVERAL = ("nnodes", "node_rank", "rdzv")
 OF_JOBS = ("entrypoint", "args", "log_dir", "run_id", "locked", "not_secret", *OF_SEVERAL)
 
 
+def settings_of(node: Any) -> SweepSettings:
+    return sweep_settings(OmegaConf.create({"hydra": {"launcher": node}}))
+
+
 def complaints(node: Any) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        sweep_settings(node)
+        settings_of(node)
     return str(caught.value).splitlines()
 
 
@@ -37,8 +40,8 @@ def complaints(node: Any) -> list[str]:
 
 
 def test_the_stored_node_says_the_defaults() -> None:
-    assert sweep_settings(launcher_node()) == sweep_settings({}) == SweepSettings()
-    assert sweep_settings(dict.fromkeys(SWEEP)) == SweepSettings()
+    assert settings_of(launcher_node()) == settings_of({}) == SweepSettings()
+    assert settings_of(dict.fromkeys(SWEEP)) == SweepSettings()
 
 
 def test_the_stored_node_has_every_key_and_no_other() -> None:
@@ -68,7 +71,7 @@ def test_everything_at_once() -> None:
     policy = SweepPolicy(3, 4, Retries(failure=1, hang=0), 90.0)
     limits = (0, "GPU-5e"), ("0-3", "8")
     expected = SweepSettings(policy, *limits, True, "maximize", "multirun/a b")
-    assert sweep_settings(node) == expected
+    assert settings_of(node) == expected
 
 
 @pytest.mark.parametrize(
@@ -76,7 +79,7 @@ def test_everything_at_once() -> None:
     [(4, 4), ("4", 4), ([1, "x"], (1, "x")), ("0,1", ("0", "1")), ("MIG-1", ("MIG-1",))],
 )
 def test_limits(limit: Any, read: Any) -> None:
-    settings = sweep_settings({"gpus": limit, "cpus": limit})
+    settings = settings_of({"gpus": limit, "cpus": limit})
     assert settings.gpus == settings.cpus == read
 
 
@@ -86,9 +89,8 @@ def test_values_may_refer_to_the_config_and_to_the_environment(
     monkeypatch.setenv("JOBS", "3")
     launcher = {"max_parallel": "${oc.env:JOBS}", "retries": {"oom": "${n}"}}
     cfg = OmegaConf.create({"n": 2, "hydra": {"launcher": launcher}})
-    for node in (cfg.hydra.launcher, {key: cfg.hydra.launcher[key] for key in launcher}):
-        policy = sweep_settings(node).policy
-        assert (policy.max_parallel, policy.retries.oom) == (3, 2)
+    policy = sweep_settings(cfg).policy
+    assert (policy.max_parallel, policy.retries.oom) == (3, 2)
 
 
 MISTAKES = """
@@ -167,8 +169,7 @@ def spec_of(cfg: DictConfig) -> LaunchSpec:
     ],
 )
 def test_what_a_command_line_makes_of_it(stored: Path, overrides: str, policy: SweepPolicy) -> None:
-    node = composed(stored, *overrides.split()).hydra.launcher
-    assert sweep_settings(node) == SweepSettings(policy)
+    assert sweep_settings(composed(stored, *overrides.split())) == SweepSettings(policy)
 
 
 def test_a_jobs_own_value_on_the_command_line_wins_even_if_it_is_the_default(stored: Path) -> None:
@@ -178,29 +179,46 @@ def test_a_jobs_own_value_on_the_command_line_wins_even_if_it_is_the_default(sto
     assert spec_of(composed(stored, *chosen, "launch={nproc:1}")).nproc == 1
 
 
-def test_a_cluster_that_there_is_none_of_is_refused(stored: Path) -> None:
-    for override in ("hydra.launcher.cluster=slrum", "hydra.launcher.cluster={backend: slrum}"):
-        cfg = composed(stored, override, "launch.entrypoint=env")
-        with pytest.raises(ConfigError) as caught:
-            sweep_settings(cfg.hydra.launcher)
-        assert str(caught.value) == (
-            "hydra.launcher.cluster: expected 'slurm', got 'slrum'; did you mean 'slurm'? [cluster]"
-        )
-    cfg = composed(stored, "hydra.launcher.cluster=slurm", "launch.entrypoint=env")
-    assert sweep_settings(cfg.hydra.launcher) == SweepSettings()
-
-
 @pytest.mark.parametrize(
-    ("key", "told"),
+    ("override", "told"),
     [
-        ("cluster.partition", "hydra.launcher.cluster.partition"),
-        ("cluster.timeout_min", "hydra.launcher.timeout_min"),
-        ("cluster.setup[0]", "hydra.launcher.setup[0]"),
-        ("cluster.backend", "hydra.launcher.cluster"),
-        ("launch.nproc", "launch.nproc"),
+        ("cluster=slrum", "cluster: expected 'slurm', got 'slrum'; did you mean 'slurm'?"),
+        (
+            "cluster={backend: slrum}",
+            "cluster.backend: expected 'slurm', got 'slrum'; did you mean 'slurm'?",
+        ),
+        (
+            "cluster={requeue: 0}",
+            "cluster.requeue: expected a mapping of causes to numbers (preempted, ",
+        ),
+        (
+            "nodes=x",
+            "nodes: expected a whole number, 1 or more, got 'x'",
+        ),
+        ("setup=[1,{}]", "setup[1]: expected text, got {}"),
+        (
+            "timeout_min=1",
+            "cluster: 90 is not less than the time limit, cluster.timeout_min; the run",
+        ),
     ],
 )
-def test_a_problem_with_the_launchers_cluster_has_its_key_there(key: str, told: str) -> None:
-    node = {"cluster": {"partition": "gpu"}, "timeout_min": 5, "setup": ["x"]}
-    problem = Diagnostic("cluster", key, "x", "is wrong")
-    assert of_launcher(problem, node, "hydra.launcher").key == told
+def test_a_problem_with_the_launchers_cluster_has_its_key_there(
+    stored: Path, override: str, told: str
+) -> None:
+    chosen = () if override.startswith("cluster") else ("hydra.launcher.cluster=slurm",)
+    cfg = composed(stored, *chosen, f"++hydra.launcher.{override}", "launch.entrypoint=env")
+    assert sweep_settings(cfg) == SweepSettings()
+    with pytest.raises(ConfigError) as caught:
+        spec_of(cfg)
+    assert str(caught.value).startswith(f"hydra.launcher.{told}")
+
+
+def test_the_launchers_cluster_has_submitits_keys_beside_it(stored: Path) -> None:
+    beside = ("hydra.launcher.cluster={nodes: 2}", "+hydra.launcher.partition=${p}")
+    ignored = "+hydra.launcher.submitit_folder=${nope}"
+    cfg = composed(stored, *beside, ignored, "+p=long", "launch.entrypoint=env")
+    cluster = spec_of(cfg).cluster
+    assert cluster is not None
+    assert (cluster.settings, cluster.nodes) == ({"partition": "long"}, 2)
+    cfg = composed(stored, *beside, "+p=long", "launch.entrypoint=env", "+cluster.backend=slurm")
+    assert spec_of(cfg).cluster == Cluster()

@@ -85,7 +85,7 @@ DOUBLING = "a0: xxxxxxxxxx\n" + "".join(
 WRONG: dict[str, tuple[str, str, int, str]] = {
     "aliases": ("{entrypoint: ok.py}", BOMB, 1, "a.yaml:"),
     "merge keys": ("{entrypoint: ok.py}", MERGES, 1, "a.yaml:"),
-    "references": ('{entrypoint: ok.py, args: ["${a30}"]}', DOUBLING, 2, "launch.args.0"),
+    "references": ('{entrypoint: ok.py, args: ["${a30}"]}', DOUBLING, 2, "launch.args[0]"),
     "deep": ("{entrypoint: ok.py}", f"d: {'[' * 3000}{']' * 3000}\n", 1, "nested too deeply"),
     "alias of itself": ("{entrypoint: ok.py}", "a: &a {b: *a}\n", 1, "holds itself"),
     "unknown keys": (

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,8 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from lllaunch.app.gate import expect_own_environment
 from lllaunch.app.planning import Whereabouts, plan_job, whereabouts
 from lllaunch.cluster.values import format_nnodes
-from lllaunch.config.cluster import launchers_cluster, of_launcher
-from lllaunch.config.read import CLUSTER, asks_for_cluster
+from lllaunch.config.read import cluster_key
 from lllaunch.config.schema import TARGET
 from lllaunch.errors import ConfigError, Diagnostic
 
@@ -63,8 +61,7 @@ class Composer:
 
     def goes_to_cluster(self, config: DictConfig) -> bool:
         """Return whether the job of a config goes to a cluster, of its own or the launcher's."""
-        known = with_launchers_cluster(config, users_own=self.users_own)
-        return asks_for_cluster(known, users_own=self.users_own)
+        return bool(cluster_key(config, users_own=self.users_own, outer=LAUNCHER))
 
     def compose(
         self, overrides: Sequence[str], number: int, directory: str | None = None
@@ -113,15 +110,14 @@ class Composer:
         expect_own_environment(job.whole)
         with env_override(job.whole.hydra.job.env_set):
             around = {**os.environ, **(environ or {})}
-            with naming_launchers(job.whole, users_own=self.users_own):
-                spec = plan_job(
-                    with_launchers_cluster(job.whole, users_own=self.users_own),
-                    self.user,
-                    outer=LAUNCHER,
-                    users_own=self.users_own,
-                    environ=around,
-                    here=here,
-                )
+            spec = plan_job(
+                job.whole,
+                self.user,
+                outer=LAUNCHER,
+                users_own=self.users_own,
+                environ=around,
+                here=here,
+            )
         if job.whole.hydra.launcher.get("_target_") == TARGET and spec.cluster is None:
             _expect_one_node(spec)
         if here:
@@ -129,33 +125,6 @@ class Composer:
         from lllaunch.review.allow import with_hydra  # noqa: PLC0415 - for reviewers
 
         return with_hydra(spec, job.whole)
-
-
-def with_launchers_cluster(config: DictConfig, *, users_own: bool) -> DictConfig:
-    """Return a config whose ``cluster`` is the launcher's, if it has none of its own."""
-    if asks_for_cluster(config, users_own=users_own):
-        return config
-    cluster = launchers_cluster(config.hydra.launcher)
-    if cluster is None:
-        return config
-    config = copy.deepcopy(config)
-    with read_write(config), open_dict(config):
-        config[CLUSTER] = cluster
-    return config
-
-
-@contextlib.contextmanager
-def naming_launchers(config: DictConfig, *, users_own: bool) -> Iterator[None]:
-    """Let a `ConfigError` of the block name the keys of the launcher, where the cluster is its."""
-    try:
-        yield
-    except ConfigError as error:
-        known = with_launchers_cluster(config, users_own=users_own)
-        if known is config:
-            raise
-        node = config.hydra.launcher
-        error.problems = tuple(of_launcher(each, node, LAUNCHER) for each in error.problems)
-        raise
 
 
 def _expect_one_node(spec: LaunchSpec) -> None:

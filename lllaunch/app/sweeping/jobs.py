@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.utils import env_override, filter_overrides, run_job
 from msgspec.structs import replace
-from omegaconf import OmegaConf
 
 from lllaunch.app.boundary import JobFailed, message_of, noting_variables, without_variables
 from lllaunch.app.configs import job_name
@@ -21,8 +20,7 @@ from lllaunch.app.planning import in_snapshot, load, locating, perform, plain
 from lllaunch.app.sweeping.composing import LAUNCHER
 from lllaunch.app.sweeping.sweeper import Lazy
 from lllaunch.config.plan import MARKS, essential, plan_node
-from lllaunch.config.read import CLUSTER, public_config, with_sources
-from lllaunch.config.secrets import literals, not_secret
+from lllaunch.config.read import CLUSTER, PublicReader
 from lllaunch.config.values import WORDS
 from lllaunch.console.sweep import JobConsole, Reported
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
@@ -171,7 +169,8 @@ class SweepJobs:
             (config.sweep_dir, "<sweep_dir>"),
             (where.runtime_cwd, "<cwd>"),
         )
-        launch = with_sources(plan_node(spec)["launch"], config.whole, LAUNCHER, "launch")
+        public = PublicReader(config.whole)
+        launch = public.with_sources(plan_node(spec)["launch"], LAUNCHER, "launch")
         counted = spec.cluster is None
         if counted and (launch["nproc"] is None or launch["nproc"] in WORDS):
             # of a job its outcome may depend on how many there are
@@ -182,7 +181,7 @@ class SweepJobs:
         if launch["cwd"] == where.runtime_cwd:
             launch["cwd"] = MARKS.cwd
         launch = essential({"launch": launch})["launch"]
-        rest = public_config(config.whole) | self._hidden(config)
+        rest = public.config() | self._hidden(public)
         identity = job_config(launch, rest, places)
         with env_override(config.whole.hydra.job.env_set):
             if self.snapshot is not None:
@@ -295,14 +294,12 @@ class SweepJobs:
         if problems:
             raise ConfigError(tuple(problems))
 
-    def _hidden(self, config: JobConfig) -> dict[str, Any]:
-        """Marks for the literals that `public_config` hides, so that others make another job."""
+    def _hidden(self, public: PublicReader) -> dict[str, Any]:
+        """Marks for the literals that are not written, so that others make another job."""
         if not self.composer.users_own:
             return {}
-        raw: Any = OmegaConf.to_container(config.whole, resolve=False)
-        own = {name: item for name, item in raw.items() if name not in {"hydra", "launch"}}
         sweep = id_of(self.composer.sweep_dir)
-        found = literals(own, allowed=not_secret(raw))
+        found = [each for each in public.secrets if not each[0].startswith("launch.")]
         marks = {where: mark(text, sweep) for where, _, text in found}
         return {"$hidden": marks} if marks else {}
 

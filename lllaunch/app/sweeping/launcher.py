@@ -34,7 +34,7 @@ from lllaunch.app.sweeping.composing import LAUNCHER, Composer
 from lllaunch.app.sweeping.jobs import FOR_JOBS, SweepJobs, labels_of, name_of
 from lllaunch.app.sweeping.probes import compared, decides, probe
 from lllaunch.app.sweeping.sweeper import command
-from lllaunch.config.read import asks_for_cluster, register_resolvers
+from lllaunch.config.read import cluster_key, register_resolvers
 from lllaunch.config.sweep import SweepSettings, sweep_settings
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
@@ -148,7 +148,7 @@ class HydraSweep:
         composer = Composer(launcher.hydra_context, config, user, users_own=ours is None)
         for_cluster = composer.for_cluster = _goes_to_cluster(composer, overrides)
         with locating(loader, config):
-            settings = sweep_settings(config.hydra.launcher, LAUNCHER)
+            settings = sweep_settings(config, LAUNCHER)
             machine, of_machine = SweepMachine(), (settings.gpus, settings.cpus)
             if not for_cluster:
                 machine = find_machine(os.environ, *of_machine, key=LAUNCHER)
@@ -212,7 +212,7 @@ class HydraSweep:
         labels = labels_of(overrides, id_of(self._session.path) if users_own else "")
         compose = compared(self._jobs, overrides, labels, self._session.path)
         composer = self._jobs.composer
-        clusters = not composer.users_own or asks_for_cluster(composer.master, users_own=True)
+        clusters = not composer.users_own or cluster_key(composer.master, users_own=True) != ""
         self._batches += 1
         return self._session.plan(labels, first, compose, clusters=clusters)
 

@@ -22,7 +22,6 @@ from omegaconf import OmegaConf
 
 import lllaunch.sweep.schedule as v
 from lllaunch.app.submitting import ask, command_of, follows, make_ready
-from lllaunch.app.sweeping.composing import naming_launchers
 from lllaunch.app.sweeping.jobs import name_of
 from lllaunch.app.sweeping.probes import SweepRefused, map_in_forks
 from lllaunch.cluster import slurm
@@ -368,10 +367,8 @@ class SlurmExecutor(Executor):
             with naming(spec.output_dir):
                 os.makedirs(spec.output_dir, exist_ok=True)
             _write_hydra(config)
-            with naming_launchers(config.whole, users_own=self._jobs.composer.users_own):
-                plain = make_ready(
-                    spec, config.own(), self._jobs.composer.user, self._snapshot, spec.output_dir
-                )
+            user = self._jobs.composer.user
+            plain = make_ready(spec, config.own(), user, self._snapshot, spec.output_dir)
         except LaunchError as error:
             return v.JobBroken(number, error.exit_code, str(error), answer.overrides)
         return structs.replace(answer, payload=(cluster, plain), need=Need(), warm=None)
