@@ -12,19 +12,19 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.documents import isoformat
 from lllaunch.results.history import AttemptTimeline, Lane, Mark
 from lllaunch.results.sweeps import SweepTimeline, SweepView, place, tracks_of
-from lllaunch.results.timeline import RunTimeline, Series, read_timeline
+from lllaunch.results.timeline import RunTimeline, read_timeline
 from lllaunch.text import printable
 
 if TYPE_CHECKING:
     from lllaunch.results.history import TimeSpan
     from lllaunch.results.store import FoundDirectory
-    from lllaunch.results.sweeps import JobTry, SlotKind
+    from lllaunch.results.sweeps import SlotKind
 
 TraceEvent = dict[str, Any]
 
@@ -59,31 +59,22 @@ class _Tracks:
         # One for all: a thread with the number of its process would be taken for its main thread.
         self._numbers = itertools.count(1)
 
-    def process(self, name: str) -> int:
-        """Return the number of a new process."""
-        pid = next(self._numbers)
-        self._name("process", pid, pid, name)
-        return pid
-
-    def thread(self, pid: int, name: str) -> int:
-        """Return the number of a new thread of a process."""
-        tid = next(self._numbers)
-        self._name("thread", pid, tid, name)
-        return tid
-
-    def _name(self, what: str, pid: int, tid: int, name: str) -> None:
-        for key, value in (("name", name), ("sort_index", tid)):
-            event = {"ph": "M", "pid": pid, "tid": tid, "name": f"{what}_{key}"}
+    def named(self, name: str, pid: int | None = None) -> int:
+        """Return the number of a new process, or of a new thread of a process."""
+        new = next(self._numbers)
+        what, pid = ("process", new) if pid is None else ("thread", pid)
+        for key, value in (("name", name), ("sort_index", new)):
+            event = {"ph": "M", "pid": pid, "tid": new, "name": f"{what}_{key}"}
             self._named.append({**event, "args": {key: value}})
+        return new
 
     def at(self, time_ns: int) -> int:
         """Return a time in microseconds since the beginning."""
         # rounded down: what lies within something else, or beside it, still does
         return max(0, time_ns - self._start_ns) // 1000
 
-    def _add(
-        self, phase: str, where: tuple[int, int], at_ns: int, name: str, **fields: Any
-    ) -> None:
+    def add(self, phase: str, where: tuple[int, int], at_ns: int, name: str, **fields: Any) -> None:
+        """Add what happens on a thread of a process."""
         place = {"pid": where[0], "tid": where[1], "name": name}
         self._events.append({"ph": phase, "ts": self.at(at_ns), **place, **fields})
 
@@ -98,20 +89,17 @@ class _Tracks:
         """Add what lasts; of `args` what is None or empty is left out."""
         lasts = max(0, self.at(span[1]) - self.at(span[0]))
         args = {key: value for key, value in args.items() if value not in (None, "")}
-        self._add("X", where, span[0], name, dur=lasts, cat=category, args=args)
+        self.add("X", where, span[0], name, dur=lasts, cat=category, args=args)
 
-    def instant(self, where: tuple[int, int], mark: Mark) -> None:
-        """Add what happens at a moment."""
-        self._add("i", where, mark.time_ns, mark.text or mark.kind, cat=mark.kind, s="t")
+    def instants(self, where: tuple[int, int], marks: Iterable[Mark]) -> None:
+        """Add what happens at moments."""
+        for mark in marks:
+            self.add("i", where, mark.time_ns, mark.text or mark.kind, cat=mark.kind, s="t")
 
-    def counter(self, pid: int, time_ns: int, name: str, of: str, value: float) -> None:
-        """Add a value of a counter of a process."""
-        self._add("C", (pid, pid), time_ns, name, args={of: value})
-
-    def events(self) -> Iterator[TraceEvent]:
-        """Yield all of it: names first, then by time, what lasts before what lies within it."""
-        yield from self._named
-        yield from sorted(self._events, key=lambda each: (each["ts"], -each.get("dur", 0)))
+    def events(self) -> list[TraceEvent]:
+        """Return all of it: names first, then by time, what lasts before what lies within it."""
+        timed = sorted(self._events, key=lambda each: (each["ts"], -each.get("dur", 0)))
+        return [*self._named, *timed]
 
 
 # A run
@@ -122,40 +110,41 @@ def run_events(run: RunTimeline) -> list[TraceEvent]:
     tracks = _Tracks(run.start_ns)
     of_attempt: dict[tuple[int, str], int] = {}
     for attempt in run.attempts:
-        key = attempt.number, attempt.node
         name = f"attempt {attempt.number}" + (f", {attempt.node}" if attempt.node else "")
-        pid = of_attempt[key] = tracks.process(name)
+        pid = of_attempt[attempt.number, attempt.node] = tracks.named(name)
         _add_group(tracks, pid, attempt)
         for lane in attempt.lanes:
             _add_lane(tracks, pid, lane)
     for series in run.series:
         key = series.attempt, series.node
         if key not in of_attempt:
-            of_attempt[key] = tracks.process(f"attempt {series.attempt}")
-        _add_series(tracks, of_attempt[key], series)
-    return list(tracks.events())
+            of_attempt[key] = tracks.named(f"attempt {series.attempt}")
+        pid, of_gpu = of_attempt[key], series.name in _GPU and not series.metric
+        name, divisor = (f"metric {series.name}", 1.0) if series.metric else _SHOWN[series.name]
+        of = f"GPU {series.of}" if of_gpu else f"rank {series.of}"
+        for at, value in series.points:
+            tracks.add("C", (pid, pid), at, name, args={of: round(value / divisor, 4)})
+    return tracks.events()
 
 
 def _add_group(tracks: _Tracks, pid: int, attempt: AttemptTimeline) -> None:
     """Add what is of all workers: what was imported for them has a thread of its own."""
-    group = [span for span in attempt.spans if span.kind != "preload"]
-    preload = [span for span in attempt.spans if span.kind == "preload"]
-    for name, spans in (("group", group), ("spawner", preload)):
-        lines: list[list[TimeSpan]] = [[]] if name == "group" else []
+    lines: list[list[TimeSpan]] = [[]]
+    imports: list[list[TimeSpan]] = []
+    for span in attempt.spans:
+        place(imports if span.kind == "preload" else lines, span)
+    marks: Iterable[Mark] = attempt.marks
+    for name, spans in (*(("group", line) for line in lines), *(("spawner", i) for i in imports)):
+        where = pid, tracks.named(name, pid)
         for span in spans:
-            place(lines, span)
-        for number, line in enumerate(lines):
-            where = pid, tracks.thread(pid, name)
-            for span in line:
-                args = {"text": span.text}
-                tracks.span(where, (span.start_ns, span.end_ns), span.kind, span.kind, args)
-            if name == "group" and number == 0:
-                for mark in attempt.marks:
-                    tracks.instant(where, mark)
+            args = {"text": span.text}
+            tracks.span(where, (span.start_ns, span.end_ns), span.kind, span.kind, args)
+        tracks.instants(where, marks)
+        marks = ()
 
 
 def _add_lane(tracks: _Tracks, pid: int, lane: Lane) -> None:
-    where = pid, tracks.thread(pid, f"rank {lane.rank}")
+    where = pid, tracks.named(f"rank {lane.rank}", pid)
     for span in lane.spans:
         name: str = span.kind
         args: dict[str, Any] = {"text": span.text}
@@ -174,8 +163,7 @@ def _add_lane(tracks: _Tracks, pid: int, lane: Lane) -> None:
             # it would not be seen
             continue
         tracks.span(where, (span.start_ns, span.end_ns), name, span.kind, args)
-    for mark in lane.marks:
-        tracks.instant(where, mark)
+    tracks.instants(where, lane.marks)
 
 
 # What counters are called, and what their values are divided by.
@@ -192,53 +180,45 @@ _SHOWN: dict[str, tuple[str, float]] = {
 }
 
 
-def _add_series(tracks: _Tracks, pid: int, series: Series) -> None:
-    name, divisor = (f"metric {series.name}", 1.0) if series.metric else _SHOWN[series.name]
-    of = f"GPU {series.of}" if series.name in _GPU and not series.metric else f"rank {series.of}"
-    for at, value in series.points:
-        tracks.counter(pid, at, name, of, round(value / divisor, 4))
-
-
 _GPU = frozenset({"gpu_use", "gpu_memory", "gpu_power"})
 
 
 # A sweep
 
-_PROCESSES: dict[SlotKind, str] = {"gpu": "GPUs", "cpu": "cores", "job": "jobs"}
-_THREADS: dict[SlotKind, str] = {"gpu": "GPU", "cpu": "core", "job": "place"}
+# What processes and their threads are called.
+_TRACKS: dict[SlotKind, tuple[str, str]] = {
+    "gpu": ("GPUs", "GPU"),
+    "cpu": ("cores", "core"),
+    "job": ("jobs", "place"),
+}
 
 
 def sweep_events(sweep: SweepTimeline) -> list[TraceEvent]:
     """Return the trace of a sweep: a thread for each GPU, else each core; spans are jobs' tries."""
     tracks = _Tracks(sweep.start_ns)
-    whole = tracks.process("sweep")
-    where = whole, tracks.thread(whole, "launcher")
+    whole = tracks.named("sweep")
+    where = whole, tracks.named("launcher", whole)
     lasted = sweep.start_ns, sweep.end_ns
     tracks.span(where, lasted, "sweep", "sweep", {"tries": len(sweep.tries)})
-    for resumed_ns in sweep.resumed_ns:
-        tracks.instant(where, Mark("restart", resumed_ns, "resumed"))
+    tracks.instants(where, (Mark("restart", at, "resumed") for at in sweep.resumed_ns))
     processes: dict[SlotKind, int] = {}
     for track in tracks_of(sweep):
+        process, thread = _TRACKS[track.kind]
         if track.kind not in processes:
-            processes[track.kind] = tracks.process(_PROCESSES[track.kind])
+            processes[track.kind] = tracks.named(process)
         pid = processes[track.kind]
-        name = printable(f"{_THREADS[track.kind]} {track.name}", _LONGEST)
-        where = pid, tracks.thread(pid, name)
+        where = pid, tracks.named(printable(f"{thread} {track.name}", _LONGEST), pid)
         for each in track.tries:
-            _add_try(tracks, where, each)
-    return list(tracks.events())
-
-
-def _add_try(tracks: _Tracks, where: tuple[int, int], each: JobTry) -> None:
-    fate = printable(each.fate, _LONGEST)
-    args = {
-        "overrides": printable(" ".join(each.overrides), 2000),
-        "job": each.job,
-        "try": each.number,
-        "fate": fate,
-        "exit code": each.exit_code,
-        "objective": each.objective,
-        "root cause": printable(each.root_cause, _LONGEST),
-    }
-    name = f"job {each.job}: {fate}"
-    tracks.span(where, (each.start_ns, each.end_ns), name, fate, args)
+            fate = printable(each.fate, _LONGEST)
+            args = {
+                "overrides": printable(" ".join(each.overrides), 2000),
+                "job": each.job,
+                "try": each.number,
+                "fate": fate,
+                "exit code": each.exit_code,
+                "objective": each.objective,
+                "root cause": printable(each.root_cause, _LONGEST),
+            }
+            name = f"job {each.job}: {fate}"
+            tracks.span(where, (each.start_ns, each.end_ns), name, fate, args)
+    return tracks.events()
