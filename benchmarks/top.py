@@ -27,10 +27,10 @@ from workplace import machine
 
 from lllaunch.console.live_table import view_rows
 from lllaunch.locks import lock_directory
-from lllaunch.results.live import LiveReader, LiveView
+from lllaunch.results.live import LiveReader, LiveView, Watched
+from lllaunch.results.store import FoundDirectory
 from lllaunch.sweep.journal import ComposedRecord, EndedRecord, Result, StartedRecord, encode
 from lllaunch.sweep.pool import Lease
-from lllaunch.verbs.top import Watched
 from lllaunch.verbs.top_app import TopApp
 
 
@@ -163,13 +163,13 @@ def main() -> None:
         sweep = LiveSweep(Path(name) / "sweep", options.jobs, options.live)
         runs = LiveRuns(Path(name) / "runs", options.jobs, options.live)
         for title, place, what in (
-            ("sweep", sweep, Watched(str(sweep.path), kind="sweep")),
-            ("runs", runs, Watched(roots=(str(runs.path),))),
+            ("sweep", sweep, FoundDirectory(str(sweep.path), "sweep", frozenset())),
+            ("runs", runs, (str(runs.path),)),
         ):
             reader = LiveReader()
 
             def look(what: Watched = what, reader: LiveReader = reader) -> LiveView:
-                return what.view(reader)
+                return reader.view(what)
 
             found = measured(look, place.go_on, options.looks)
             share = asyncio.run(in_app(what, place.go_on, 10))

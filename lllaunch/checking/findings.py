@@ -13,8 +13,7 @@ from typing import Any, Literal
 
 from lllaunch.errors import Code, Diagnostic
 from lllaunch.results.github import annotate, fenced
-from lllaunch.results.junit import render_junit
-from lllaunch.results.report import Case, CodeLine, Report
+from lllaunch.results.report import Case, CodeLine, Report, render_junit
 from lllaunch.results.view import Log
 from lllaunch.text import tidy
 from lllaunch.words import counted

@@ -3,8 +3,8 @@
 `lllaunch.results.store` finds their directories and says what became of each of many runs,
 `lllaunch.results.sweeps` of sweeps. `lllaunch.results.locate` turns what a user calls a run into
 its directory, `lllaunch.results.index` knows of those that are elsewhere.
-`lllaunch.results.report` reads the files of one run or sweep into a `Report`, of which `junit` and
-`github` make text, too. What result.json and sweep.json say is read in `lllaunch.run.result` and
-`lllaunch.sweep.history`, where they are written. Whatever is read may be half written, of another
-version, or somebody else's: nothing here trusts it. Hydra is not imported.
+`lllaunch.results.report` reads the files of one run or sweep into a `Report` and renders it. What
+result.json and sweep.json say is read in `lllaunch.run.result` and `lllaunch.sweep.history`, where
+they are written. Whatever is read may be half written, of another version, or somebody else's:
+nothing here trusts it. Hydra is not imported.
 """

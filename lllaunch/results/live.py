@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from msgspec.structs import replace
 
@@ -24,7 +24,7 @@ from lllaunch.results.history import (
     Lane,
     RunHistory,
 )
-from lllaunch.results.locate import entry_of
+from lllaunch.results.locate import NoSuchRun, entry_of
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
     FoundDirectory,
@@ -57,6 +57,10 @@ RECENT_SECONDS = 600.0
 """For how long what has ended is shown among what lives."""
 MOST_RECENT = 5
 """How much of that."""
+
+
+Watched: TypeAlias = FoundDirectory | tuple[str, ...]
+"""What is looked at: a run, a sweep, or whatever goes on below some directories."""
 
 
 @dataclass(frozen=True)
@@ -305,8 +309,7 @@ class LiveReader:
     """Reads what goes on, as often as somebody looks."""
 
     def __init__(self) -> None:
-        self._queue = BatchQueue()
-        self._asked = time.monotonic()
+        self._queue = BatchQueue(good_for=_QUEUE_PAUSE)
         self._contents: dict[str, tuple[int, tuple[frozenset[str], list[str]]]] = {}
         self._over: dict[str, tuple[int, ListEntry | None]] = {}
         self._runs: dict[str, _LiveRun] = {}
@@ -319,7 +322,6 @@ class LiveReader:
 
         Sweeps are followed by those of their jobs that run.
         """
-        self._forget_queue()
         found: dict[str, FoundDirectory] = {}
         for root in roots:
             for each in find(root, contents=self._contents_of):
@@ -340,12 +342,21 @@ class LiveReader:
                 shown += [job for job in self._sweeps[row.path].rows if job.state == "running"]
         return LiveView(now_ns, (*shown, *over[:MOST_RECENT]), roots=tuple(roots))
 
-    def run(self, path: str) -> LiveView | None:
-        """Return a run or a job with its ranks; None if there is none any more."""
-        self._forget_queue()
+    def view(self, what: Watched) -> LiveView:
+        """Look at a run or a sweep, or at `everything` below some directories."""
+        if not isinstance(what, FoundDirectory):
+            return self.everything(what)
+        return self.sweep(what.path) if what.kind == "sweep" else self.run(what.path)
+
+    def run(self, path: str) -> LiveView:
+        """Return a run or a job with its ranks.
+
+        Raises:
+            NoSuchRun: it is gone.
+        """
         found = look(path, self._contents_of)
         if found is None:
-            return None
+            raise NoSuchRun(path, "is gone")
         entry = entry_of(found, self._queue)
         now = self._run_now(path, found.names)
         row = with_now(entry, now)
@@ -356,7 +367,6 @@ class LiveReader:
 
     def sweep(self, path: str) -> LiveView:
         """Return a sweep with its jobs."""
-        self._forget_queue()
         row, known = self._sweep_row(path), self._sweeps[path]
         return LiveView(
             time.time_ns(),
@@ -367,11 +377,6 @@ class LiveReader:
         )
 
     # How it is read
-
-    def _forget_queue(self) -> None:
-        if time.monotonic() - self._asked > _QUEUE_PAUSE:
-            self._queue.forget()
-            self._asked = time.monotonic()
 
     def _contents_of(self, path: str) -> tuple[frozenset[str], list[str]]:
         """Return what is in a directory, as long as its time stays the same from memory."""

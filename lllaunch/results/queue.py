@@ -32,9 +32,13 @@ _MOST_ENDINGS = 16
 
 
 class BatchQueue:
-    """What a cluster says of batch jobs; asked when it is first needed, of all of them at once."""
+    """What a cluster says of batch jobs; asked when it is first needed, of all of them at once.
 
-    def __init__(self) -> None:
+    ``good_for``: seconds after which it is asked again; else somebody has to forget what it said.
+    """
+
+    def __init__(self, good_for: float = float("inf")) -> None:
+        self._good_for = good_for
         self._jobs: dict[str, QueuedJob] | None = None
         self._asked = 0.0
         self._others: dict[str, QueuedJob | None] = {}
@@ -105,6 +109,8 @@ class BatchQueue:
         return self._others.get(job)
 
     def _ask(self) -> dict[str, QueuedJob]:
+        if time.monotonic() - self._asked > self._good_for:
+            self.forget()
         if self._jobs is None:
             from lllaunch.cluster import slurm  # noqa: PLC0415 - most runs are of this machine
 

@@ -27,7 +27,6 @@ from lllaunch.results.history import (
     SeenHang,
     TimeSpan,
 )
-from lllaunch.results.store import read_run
 from lllaunch.run.directory import SAMPLES
 from lllaunch.run.events import RunSample, decode_sample, finite
 from lllaunch.text import printable
@@ -75,23 +74,18 @@ _MOST_SAMPLES = 4 << 20  # they are kept within 2 MiB
 
 def read_timeline(
     found: FoundDirectory,
+    entry: ListEntry,
+    outcome: RunResult | None,
     hide: Callable[[str], str] = str,
-    known: tuple[ListEntry, RunResult | None] | None = None,
 ) -> RunTimeline:
     """Read what happened when in a run; never raises for what its files hold.
 
-    `known` is what `lllaunch.results.store.read_run` returns for it, if that is known already, and
-    is without secrets.
+    The entry and the outcome are without secrets.
     """
-    entry, outcome = known or read_run(found, hide=hide)
-    nodes = (
-        {}
-        if outcome is None
-        else {
-            os.path.basename(node.directory): (node.name, node.clock_offset or 0.0)
-            for node in outcome.nodes
-        }
-    )
+    parts = () if outcome is None else outcome.nodes
+    nodes = {
+        os.path.basename(node.directory): (node.name, node.clock_offset or 0.0) for node in parts
+    }
     history = RunHistory(found.path, hide).look(found.names, nodes)
     records = []
     for part, node in history.current:

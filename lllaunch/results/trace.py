@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.documents import isoformat
 from lllaunch.results.history import AttemptTimeline, Lane, Mark
 from lllaunch.results.sweeps import SweepTimeline, SweepView, place, tracks_of
-from lllaunch.results.timeline import RunTimeline, read_timeline
+from lllaunch.results.timeline import RunTimeline
+from lllaunch.results.view import view_run
+from lllaunch.secret_names import redactor_of
 from lllaunch.text import printable
 
 if TYPE_CHECKING:
@@ -31,12 +34,13 @@ TraceEvent = dict[str, Any]
 _LONGEST = 300
 
 
-def trace_text(found: FoundDirectory, hide: Callable[[str], str] = str) -> str:
+def trace_text(found: FoundDirectory) -> str:
     """Read a run or a sweep, finished or not, and return its trace."""
     if found.kind == "sweep":
+        hide = redactor_of(found.path, os.environ)
         sweep = SweepView(found.path, None, hide=hide).timeline
         return rendered(sweep_events(sweep), "sweep", sweep.start_ns)
-    run = read_timeline(found, hide)
+    run = view_run(found).timeline
     return rendered(run_events(run), "run", run.start_ns)
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import structs
 
@@ -44,13 +44,13 @@ _MOST_WORKERS = 12
 _MOST_ATTEMPTS = 6
 _MOST_NODES = 8
 _TREE_LINES = 300
-_STREAMS: tuple[Literal["stderr", "stdout"], ...] = ("stderr", "stdout")
+_STREAMS = ("stderr", "stdout")
 
 
 class Log(NamedTuple):
     """The end of a worker's log; `path` is relative to the directory of the report."""
 
-    stream: Literal["stdout", "stderr"]
+    stream: str  # ``stdout`` or ``stderr``; empty if it is not what a worker has written
     path: str
     lines: tuple[str, ...]
     cut: bool = False  # whether there is more before them
@@ -69,16 +69,6 @@ def without_ours(lines: Iterable[str]) -> Iterator[str]:
     for ours, found in itertools.groupby(lines, lambda line: bool(_OUR_FRAME.match(line))):
         members = [*found]
         yield from [f"  ... (frames of lllaunch: {len(members)})"] if ours else members
-
-
-@dataclass(frozen=True)
-class StacksText:
-    """The first lines of a file that says where all ranks of an attempt were."""
-
-    attempt: int
-    path: str
-    lines: tuple[str, ...]
-    cut: bool
 
 
 @dataclass(frozen=True)
@@ -142,7 +132,7 @@ class RunView:
     @cached_property
     def timeline(self) -> RunTimeline:
         """What happened when."""
-        return read_timeline(self.found, self.hide, (self.entry, self.result))
+        return read_timeline(self.found, self.entry, self.result, self.hide)
 
     @cached_property
     def plan(self) -> str | None:
@@ -190,13 +180,11 @@ class RunView:
         )
 
     @cached_property
-    def stacks(self) -> tuple[StacksText, ...]:
-        """Where all ranks were when somebody looked, of the newest attempts; of each node."""
-        return tuple(self._stacks())
-
-    def _stacks(self) -> Iterator[StacksText]:
+    def stacks(self) -> tuple[Log, ...]:
+        """The beginning of what says where all ranks were, of the newest attempts of each node."""
         places = [self.path, *(path for _, path in sorted(numbered(self.path, "node_")))]
         numbers = {number for place in places for number, _ in numbered(place, "attempt_")}
+        found = []
         for attempt in sorted(numbers, reverse=True)[:_MOST_ATTEMPTS]:
             for place in places[: _MOST_NODES + 1]:
                 name = os.path.join(place, f"attempt_{attempt}", TREE)
@@ -204,9 +192,9 @@ class RunView:
                 text = None if path is None else read_text(path)
                 if text:
                     lines = self.hide(text).splitlines()
-                    shown = tuple(lines[:_TREE_LINES])
-                    relative = os.path.relpath(name, self.path)
-                    yield StacksText(attempt, relative, shown, len(lines) > len(shown))
+                    shown, cut = tuple(lines[:_TREE_LINES]), len(lines) > _TREE_LINES
+                    found.append(Log("", os.path.relpath(name, self.path), shown, cut, attempt))
+        return tuple(found)
 
 
 def view_run(

@@ -142,14 +142,11 @@ def _until_over(found: FoundDirectory) -> Iterator[None]:
 
     Between two times it sleeps: what was written until a look is there when this yields.
     """
-    queue, asked, waits, more = BatchQueue(), time.monotonic(), False, True
+    queue, waits, more = BatchQueue(good_for=_CLUSTER_PAUSE), False, True
     while more:
         if SUBMISSION not in found.names:
             more = bool(is_held(lock_of("run", found.path)))
         else:
-            if time.monotonic() - asked > _CLUSTER_PAUSE:
-                queue.forget()
-                asked = time.monotonic()
             entry = entry_now(found, queue)
             if entry.state == "queued" and not waits:
                 complain(f"job {entry.batch_job}: {entry.queue}")

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 from lllaunch.console.table import is_terminal
 from lllaunch.errors import PackageMissing
 from lllaunch.results.github import source_roots, tell_github
-from lllaunch.results.junit import render_junit
 from lllaunch.results.locate import LATEST, locate
-from lllaunch.results.report import load, render_json, render_text
+from lllaunch.results.report import load, render_json, render_junit, render_text
 from lllaunch.results.sweeps import view_sweep
 from lllaunch.results.view import view_run
-from lllaunch.secret_names import redactor_of
 from lllaunch.verbs.printing import Parser, hand_over, make_way, perform, print_lines
 
 if TYPE_CHECKING:
@@ -64,7 +62,6 @@ def main(argv: Sequence[str]) -> int:
 
 def _report(given: argparse.Namespace) -> None:
     found = locate(given.path)
-    hide = redactor_of(found.path, os.environ)
     # a page is nothing to read there
     keeps = given.format == "html" and given.output is None and is_terminal(sys.stdout)
     if keeps:
@@ -73,9 +70,9 @@ def _report(given: argparse.Namespace) -> None:
     if given.format == "trace":
         from lllaunch.results.trace import trace_text  # noqa: PLC0415 - of one format
 
-        text = trace_text(found, hide)
+        text = trace_text(found)
     elif given.format == "html":
-        text = _page(found, hide, given.output)
+        text = _page(found, given.output)
     else:
         report = load(found, source_roots(os.environ))
         if given.format == "github":
@@ -88,7 +85,7 @@ def _report(given: argparse.Namespace) -> None:
         print_lines([given.output])
 
 
-def _page(found: FoundDirectory, hide: Callable[[str], str], output: str | None) -> str:
+def _page(found: FoundDirectory, output: str | None) -> str:
     import lllaunch  # noqa: PLC0415 - as below
 
     if find_spec("jinja2") is None:
@@ -99,7 +96,7 @@ def _page(found: FoundDirectory, hide: Callable[[str], str], output: str | None)
             sweep_page,
         )
 
-        facts = sweep_facts(view_sweep(found.path, hide), source_roots(os.environ))
+        facts = sweep_facts(view_sweep(found.path), source_roots(os.environ))
         place = (
             "." if output is None else os.path.relpath(found.path, os.path.dirname(output) or ".")
         )

@@ -9,20 +9,22 @@ import os
 import shutil
 import sys
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from lllaunch.console.live_table import view_rows
 from lllaunch.console.table import is_terminal
 from lllaunch.linux.process import wait
 from lllaunch.results.index import DEFAULT_ROOTS
-from lllaunch.results.live import LiveReader, LiveView, plain_view
-from lllaunch.results.locate import NoSuchRun, locate, roots_of
+from lllaunch.results.live import LiveReader, plain_view
+from lllaunch.results.locate import locate, roots_of
 from lllaunch.results.store import look
 from lllaunch.verbs.printing import Parser, columns, perform, print_rows
 from lllaunch.workers.terminal import moves_cursor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from lllaunch.results.live import Watched
 
 _DESCRIPTION = """\
 Show live runs, sweeps with their running jobs, and what finished recently. For one run show its
@@ -36,27 +38,6 @@ RUN names a run or a sweep: its directory, the end of its path, the id of its ba
 'latest' (the default), the one started last from here; or it is a directory with runs below it."""
 _EACH = 1.0
 _LEAST_EACH, _MOST_EACH = 0.1, 86_400
-
-
-class Watched(NamedTuple):
-    """What is looked at."""
-
-    path: str = ""  # of a run or a sweep; empty for all that is below some directories
-    roots: tuple[str, ...] = ()
-    kind: str = ""
-
-    def view(self, reader: LiveReader) -> LiveView:
-        """Look at it.
-
-        Raises:
-            NoSuchRun: it is gone.
-        """
-        if not self.path:
-            return reader.everything(self.roots)
-        view = reader.sweep(self.path) if self.kind == "sweep" else reader.run(self.path)
-        if view is None:
-            raise NoSuchRun(self.path, "is gone")
-        return view
 
 
 def main(argv: Sequence[str]) -> int:
@@ -89,17 +70,16 @@ def _interval(text: str) -> float:
 
 
 def watched(name: str | None) -> Watched:
-    """Return what is to be looked at.
+    """Return what is to be looked at: a run, a sweep, or directories.
 
     Raises:
         NoSuchRun: there is no such thing.
     """
     if name is None:
-        return Watched(roots=tuple(roots_of()))
+        return tuple(roots_of())
     if os.path.isdir(name) and look(name) is None:
-        return Watched(roots=(name,))
-    found = locate(name)
-    return Watched(found.path, kind=found.kind)
+        return (name,)
+    return locate(name)
 
 
 def _top(given: argparse.Namespace) -> None:
@@ -118,7 +98,7 @@ def _top(given: argparse.Namespace) -> None:
         return
     drawn = 0
     while True:
-        view = what.view(reader)
+        view = reader.view(what)
         if given.json:
             sys.stdout.write(json.dumps(plain_view(view)) + "\n")
         else:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from rich.text import Text
 from textual import work
@@ -30,10 +30,9 @@ from lllaunch.console.live_table import (
 )
 from lllaunch.console.table import RICH_STYLES, Column, Row, fitting
 from lllaunch.errors import LaunchError
-from lllaunch.results.live import LiveReader, LiveView
-from lllaunch.results.store import ListEntry
+from lllaunch.results.live import LiveReader, LiveView, Watched
+from lllaunch.results.store import FoundDirectory, ListEntry
 from lllaunch.text import plain
-from lllaunch.verbs.top import Watched
 from lllaunch.words import StyledText, state_style
 from lllaunch.workers.terminal import cells as cells_of
 
@@ -121,7 +120,8 @@ class ListScreen(Screen[None]):
         self._rows: list[ListEntry] = []
         self._sorted_by = ""
         self._reversed = False
-        # What the table shows: titles, and the texts of each row by its key.
+        # What the table shows: columns, titles, and the texts of each row by its key.
+        self._columns: tuple[str, ...] = ()
         self._titles: tuple[str, ...] = ()
         self._widths: tuple[int, ...] = ()
         self._cells: dict[str, tuple[str, ...]] = {}
@@ -155,7 +155,7 @@ class ListScreen(Screen[None]):
         if not self.is_current or not app.reading.acquire(blocking=False):
             return
         try:
-            self._view = self._what.view(app.reader)
+            self._view = app.reader.view(self._what)
         except (LaunchError, OSError) as error:
             app.call_from_thread(self._head, [(StyledText(str(error), "bad"),)])
         else:
@@ -213,6 +213,7 @@ class ListScreen(Screen[None]):
             if selected is not None and selected.key in cells:
                 at = [*cells].index(selected.key)
             table.move_cursor(row=at, animate=False)
+        self._columns = tuple(each.title for each, _ in fitted)
         self._titles, self._widths, self._cells = titles, widths, cells
 
     def _selected(self) -> ListEntry | None:
@@ -235,7 +236,7 @@ class ListScreen(Screen[None]):
 
     def action_sort(self) -> None:
         """Sort by the next column; after the last one as at first."""
-        order = ["", *(title.rstrip("^v") for title in self._titles)]
+        order = ["", *self._columns]
         place = order.index(self._sorted_by) + 1 if self._sorted_by in order else 1
         self._sorted_by = order[place % len(order)]
         self._show()
@@ -263,8 +264,8 @@ class ListScreen(Screen[None]):
         """Look into what was chosen."""
         row = self._selected()
         if row is not None and row.kind != "rank":
-            kind = "sweep" if row.kind == "sweep" else "run"
-            self.app.push_screen(ListScreen(Watched(row.path, kind=kind)))
+            kind: Literal["run", "sweep"] = "sweep" if row.kind == "sweep" else "run"
+            self.app.push_screen(ListScreen(FoundDirectory(row.path, kind, frozenset())))
         else:
             self.action_log()
 

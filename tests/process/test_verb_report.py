@@ -17,7 +17,8 @@ from support.traces import ruled
 
 from lllaunch.results.locate import locate
 from lllaunch.results.report import load
-from lllaunch.results.timeline import RunTimeline, read_timeline
+from lllaunch.results.timeline import RunTimeline
+from lllaunch.results.view import view_run
 from lllaunch.verbs.report import main
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
@@ -67,7 +68,7 @@ def valid(path: Path) -> Any:
 
 
 def timeline(place: Path) -> RunTimeline:
-    return read_timeline(locate(str(place)))
+    return view_run(locate(str(place))).timeline
 
 
 def trace(path: Path, capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from lllaunch.results import view
 from lllaunch.results.github import SUMMARY_BYTES, annotation, commands, summary
-from lllaunch.results.junit import render_junit
 from lllaunch.results.report import (
     Case,
     CodeLine,
     Report,
+    render_junit,
 )
 from lllaunch.results.view import Log, without_ours
 

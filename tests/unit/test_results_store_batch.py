@@ -99,7 +99,7 @@ def submitted(path: str, *events: QueueEvent, job: str = "7", ago: float = 1000.
     for name in (".lllaunch.lock", "plan.yaml"):
         Path(path, name).touch()
     Path(path, ".hydra", "overrides.yaml").write_text("- a=1\n")
-    Submission(job, os.path.abspath(path), int(time.time_ns() - ago * 1e9)).write(path)
+    Submission(job, os.path.abspath(path), time_ns=int(time.time_ns() - ago * 1e9)).write(path)
     for event in events:
         append(path, event)
     return path
@@ -156,7 +156,7 @@ def test_one_that_runs_without_a_sign_of_its_launcher(fake: FakeSlurm) -> None:
 def test_what_the_cluster_did_not_take(fake: FakeSlurm, capsys: pytest.CaptureFixture[str]) -> None:
     said = "sbatch: error: Unable to contact slurm controller"
     path = submitted("run", job="", ago=1.0)
-    Submission("", os.path.abspath(path), time.time_ns(), refused=said).write(path)
+    Submission("", os.path.abspath(path), time_ns=time.time_ns(), refused=said).write(path)
     fake.answers = False
     found = entry(path)
     assert (found.state, found.exit_code, found.root_cause) == ("not_submitted", 1, said)
@@ -334,7 +334,7 @@ def placed(path: str, *events: tuple[float, QueueEvent]) -> str:
     """A run that was submitted, of which events are told so many seconds after."""
     submitted(path, ago=0)
     start = time.time_ns() - 1000 * 10**9
-    Submission("7", os.path.abspath(path), start).write(path)
+    Submission("7", os.path.abspath(path), time_ns=start).write(path)
     lines = []
     for at, event in events:
         append(path, event)
@@ -510,7 +510,7 @@ def broken_off(path: Path, *, job: str = "") -> Path:
     array.mkdir(parents=True)
     tasks = [[{"job": number, "directory": str(path / str(number))}] for number in range(2)]
     (array / "tasks.json").write_text(json.dumps({"tasks": tasks}))
-    Submission(job, str(array), time.time_ns()).write(str(array))
+    Submission(job, str(array), time_ns=time.time_ns()).write(str(array))
     for number in range(2):
         (path / str(number)).mkdir()
     return array

@@ -15,7 +15,8 @@ from support.timelines import EVENTS, START, event, json_lines, node_records, sa
 
 from lllaunch.results.history import AttemptTimeline, Lane
 from lllaunch.results.locate import locate
-from lllaunch.results.timeline import RunTimeline, read_timeline, timeline_of
+from lllaunch.results.timeline import RunTimeline, timeline_of
+from lllaunch.results.view import view_run
 from lllaunch.run.result import as_result
 
 
@@ -276,7 +277,7 @@ def test_who_only_waited_is_told_from_who_hung() -> None:
 
 def read(path: Path) -> RunTimeline:
     (path / "plan.yaml").touch()
-    return read_timeline(locate(str(path)))
+    return view_run(locate(str(path))).timeline
 
 
 def test_the_last_run_of_a_directory_is_read_and_what_is_torn_is_passed_over(

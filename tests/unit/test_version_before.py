@@ -13,7 +13,6 @@ from lllaunch.results.live import LiveReader
 from lllaunch.results.locate import locate
 from lllaunch.results.report import load
 from lllaunch.results.store import read_run, sample_of
-from lllaunch.results.timeline import read_timeline
 from lllaunch.results.view import view_run
 from lllaunch.run.submission import account_of, read_history, read_submission
 from lllaunch.spec import Requeue
@@ -36,7 +35,7 @@ def test_every_line_of_its_events_says_something() -> None:
 
 
 def test_its_timeline_has_both_attempts(run: Path) -> None:
-    first, second = read_timeline(locate(str(run))).attempts
+    first, second = view_run(locate(str(run))).timeline.attempts
     assert [(each.number, each.state, len(each.lanes)) for each in (first, second)] == [
         (0, "failed", 2),
         (1, "failed", 2),
