@@ -22,7 +22,7 @@ from lllaunch.app.command_line import (
     program,
     read,
 )
-from lllaunch.exit_codes import ExitCode, for_signal
+from lllaunch.errors import ExitCode, for_signal
 
 _MOST_NAMES = 30
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)

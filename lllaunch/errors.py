@@ -1,4 +1,4 @@
-"""The exceptions of lllaunch: one tree, with fields, picklable.
+"""The exceptions of lllaunch, one tree, with fields, picklable; and its exit codes.
 
 Every error names what was wrong with it in fields, so that a caller need not parse a message, and
 carries the exit code (docs/reference/exit-codes.md) that ``python -m lllaunch`` ends with.
@@ -7,6 +7,7 @@ carries the exit code (docs/reference/exit-codes.md) that ``python -m lllaunch``
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, is_dataclass
+from enum import IntEnum
 from typing import ClassVar, Literal
 
 from lllaunch.text import size
@@ -74,6 +75,39 @@ Code = Literal[
     "yaml",
 ]
 """Kinds of what is wrong with inputs (docs/reference/diagnostics.md); they do not change."""
+
+
+class ExitCode(IntEnum):
+    """What the launcher's exit status means; 128+N stands for 'ended by signal N' beside these."""
+
+    SUCCESS = 0
+    """Every worker of the last attempt succeeded."""
+
+    ERROR = 1
+    """Hydra could not compose the config, or lllaunch itself failed."""
+
+    CONFIG = 2
+    """The ``launch`` config is wrong; nothing was started."""
+
+    WORKERS_FAILED = 3
+    """Workers failed and no attempt is left."""
+
+    WATCHDOG = 4
+    """The watchdog ended the run: a hang, a time limit or a memory limit."""
+
+    REFUSED = 5
+    """The plan is not the reviewed one, or not allowed; nothing was started."""
+
+    SWEEP = 6
+    """A sweep finished, and not all of its jobs succeeded."""
+
+    NO_PROGRESS = 7
+    """Several attempts in a row failed and got no further: trying again is no use."""
+
+
+def for_signal(signum: int) -> int:
+    """Returns the exit code of a run that signal ``signum`` ended: 128 + ``signum``."""
+    return 128 + signum
 
 
 @dataclass(frozen=True)

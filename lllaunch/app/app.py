@@ -45,8 +45,7 @@ from lllaunch.app.planning import (
     plan_job,
 )
 from lllaunch.app.sweeping.sweeper import completed
-from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, OutputError
 from lllaunch.hydra_compat import Seam, keeping_lists
 from lllaunch.locks import LOST_NODE_PATIENCE, PATIENCE
 from lllaunch.omegaconf_compat import root_of

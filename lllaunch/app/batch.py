@@ -24,8 +24,15 @@ from lllaunch.app.command_line import prestarted
 from lllaunch.cluster import slurm
 from lllaunch.cluster.values import expand_hosts
 from lllaunch.console.console import Console
-from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError, SnapshotFailed, Unfit
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import (
+    ConfigError,
+    Diagnostic,
+    ExitCode,
+    LaunchError,
+    OutputError,
+    SnapshotFailed,
+    Unfit,
+)
 from lllaunch.files import open_file
 from lllaunch.locks import LOST_NODE_PATIENCE, PATIENCE
 from lllaunch.review.paths import locks_all, policy_path, tree_top

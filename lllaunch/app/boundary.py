@@ -37,8 +37,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lllaunch.app.command_line import quoted
 from lllaunch.config.fields import did_you_mean
 from lllaunch.config.read import CLUSTER, watching
-from lllaunch.errors import ConfigError, Diagnostic, LaunchError
-from lllaunch.exit_codes import ExitCode, for_signal
+from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, for_signal
 from lllaunch.hydra_compat import HydraMessage, QuietReturn, Seam, replaced
 from lllaunch.interrupts import ENDING
 from lllaunch.linux.cgroup import shortage

@@ -50,8 +50,7 @@ from lllaunch.config.locate import import_path, locate, locate_main
 from lllaunch.config.origins import Origins, origins
 from lllaunch.config.plan import SOURCES, hash_of, portable_plan
 from lllaunch.config.secrets import safe_source
-from lllaunch.errors import ConfigError, Diagnostic, LaunchError
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
 from lllaunch.hydra_compat import BASIC_SWEEPER, Callbacks, create_automatic_config_search_path
 from lllaunch.review.allow import check, with_hydra
 from lllaunch.review.annotated import OriginAnnotator

@@ -18,8 +18,7 @@ from lllaunch.app.boundary import AppEnded
 from lllaunch.cluster import slurm
 from lllaunch.config.plan import plan_config
 from lllaunch.console.console import Console
-from lllaunch.errors import ConfigError, Diagnostic
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ConfigError, Diagnostic, ExitCode
 from lllaunch.results.index import remember
 from lllaunch.results.locate import entry_now, locate
 from lllaunch.results.queue import BatchQueue, queue_text

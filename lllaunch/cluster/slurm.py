@@ -24,8 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import astuple
 
-from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, OutputError
 from lllaunch.spec import Cluster
 from lllaunch.text import shorten
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import field
 
 from lllaunch.documents import Record, Time
-from lllaunch.errors import LaunchError
-from lllaunch.exit_codes import for_signal
+from lllaunch.errors import LaunchError, for_signal
 from lllaunch.run.submission import BatchEnded, BatchSignalled, BatchStarted, Requeued
 from lllaunch.words import PUT_BACK
 

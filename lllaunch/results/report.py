@@ -17,7 +17,7 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 from lllaunch.console.report import report_body, title_text
 from lllaunch.console.summary import verdict_text
 from lllaunch.documents import isoformat, signal_name
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ExitCode
 from lllaunch.files import within
 from lllaunch.results.store import FoundDirectory, ListEntry, read_overrides, unreadable
 from lllaunch.results.sweeps import SweepView, view_sweep

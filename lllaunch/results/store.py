@@ -17,8 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lllaunch.documents import Plain, as_object, isoformat, last_line, load_json
-from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, OutputError
 from lllaunch.files import own_file, read_text
 from lllaunch.locks import is_held
 from lllaunch.results.index import DEPTH

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
 
 from msgspec import structs
 
-from lllaunch.errors import LaunchError, OutputError
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ExitCode, LaunchError, OutputError
 from lllaunch.locks import is_held
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (

@@ -22,8 +22,7 @@ from lllaunch.config.plan import complete, dump_yaml, essential, hash_of, portab
 from lllaunch.config.tree import show
 from lllaunch.difference import Change, differences, text_lines
 from lllaunch.documents import Record
-from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, OutputError
 from lllaunch.review.paths import LOCKS, expect_within
 from lllaunch.review.policy import expect_record
 from lllaunch.run.files import naming, write_atomic

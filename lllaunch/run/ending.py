@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from lllaunch.clock import now_ns
 from lllaunch.documents import read_json
-from lllaunch.exit_codes import ExitCode, for_signal
+from lllaunch.errors import ExitCode, for_signal
 from lllaunch.files import read_bytes
 from lllaunch.run.excerpts import LINES, tail, without_dump
 from lllaunch.run.judge import judge_attempt

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from msgspec.structs import replace
 
 from lllaunch.clock import now_ns
-from lllaunch.errors import LaunchError, OutputError
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ExitCode, LaunchError, OutputError
 from lllaunch.linux.cgroup import Memory, read_memory, shortage
 from lllaunch.locks import PATIENCE
 from lllaunch.run.directory import EVENTS, PLAN, RESULT, SAMPLES, RunDirectory

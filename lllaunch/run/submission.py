@@ -28,8 +28,7 @@ from lllaunch.documents import (
     isoformat,
     read_json,
 )
-from lllaunch.errors import OutputError
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ExitCode, OutputError
 from lllaunch.files import read_text
 from lllaunch.run.directory import SUBMISSION
 from lllaunch.run.files import LineFile, naming, write_atomic

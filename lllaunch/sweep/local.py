@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 import lllaunch.sweep.schedule as v
-from lllaunch.errors import LaunchError, OutputError
-from lllaunch.exit_codes import for_signal
+from lllaunch.errors import LaunchError, OutputError, for_signal
 from lllaunch.linux.process import wait
 from lllaunch.spawner.forks import STOP_AND_CONTINUE, ignored_at_start
 from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, SlotWatch

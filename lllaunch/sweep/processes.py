@@ -30,8 +30,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from lllaunch.documents import Plain, as_record
-from lllaunch.errors import LaunchError, SpawnerDied
-from lllaunch.exit_codes import ExitCode, for_signal
+from lllaunch.errors import ExitCode, LaunchError, SpawnerDied, for_signal
 from lllaunch.linux import proc
 from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.process import (

@@ -24,8 +24,7 @@ from typing import NamedTuple
 from msgspec import Struct, field
 
 from lllaunch.documents import Record
-from lllaunch.errors import Diagnostic
-from lllaunch.exit_codes import ExitCode, for_signal
+from lllaunch.errors import Diagnostic, ExitCode, for_signal
 from lllaunch.spec import RestartCause
 from lllaunch.sweep.pool import Lease, Need, Pool, fits, never_fits, without
 

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Self
 from msgspec.structs import replace
 
 import lllaunch.sweep.schedule as v
-from lllaunch.errors import ConfigError, Diagnostic, OutputError
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ConfigError, Diagnostic, ExitCode, OutputError
 from lllaunch.locks import PATIENCE, HeldDirectory, lock_directory
 from lllaunch.run.files import naming
 from lllaunch.run.submission import forget_submission

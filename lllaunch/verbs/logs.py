@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ExitCode
 from lllaunch.files import within
 from lllaunch.locks import is_held
 from lllaunch.results.history import RunHistory

@@ -28,8 +28,7 @@ from lllaunch.config.tree import leaf_items
 from lllaunch.difference import Change, differences, jsonable, text_lines
 from lllaunch.difference import as_json as changes_as_json
 from lllaunch.documents import Plain
-from lllaunch.errors import ConfigError, Diagnostic, LaunchError
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
 from lllaunch.review.annotated import annotated, comment_rows, origin_json
 from lllaunch.review.lock import (
     PlanRefused,

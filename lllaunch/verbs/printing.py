@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from lllaunch.app.command_line import WrongUsage, read
 from lllaunch.console.stream import encodable
 from lllaunch.console.table import Painter, Row, is_terminal
-from lllaunch.errors import LaunchError, Unfit
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ExitCode, LaunchError, Unfit
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.text import plain, visible
 from lllaunch.words import StyledText

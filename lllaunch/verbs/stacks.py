@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lllaunch.console.hang import frame_text, look_lines
 from lllaunch.documents import Plain
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ExitCode
 from lllaunch.locks import signed_by
 from lllaunch.results.locate import LATEST, NoSuchRun, entry_now, jobs_of, locate, newest, roots_of
 from lllaunch.results.store import lock_of

@@ -9,8 +9,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from lllaunch.errors import OutputError
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ExitCode, OutputError
 from lllaunch.files import open_file
 from lllaunch.locks import is_held
 from lllaunch.results.locate import entry_now, jobs_of, locate

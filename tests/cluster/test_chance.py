@@ -16,7 +16,7 @@ import pytest
 from support.launching import until
 
 from cluster.clusters import LOSES, Cluster, Clusters, Node, Seen
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ExitCode
 
 # Another one each time.
 SEED = os.environ.get("FAULTS_SEED") or secrets.token_hex(4)

@@ -10,8 +10,7 @@ from typing import get_args
 import pytest
 
 from lllaunch import errors
-from lllaunch.errors import Code, Diagnostic, LaunchError, Unfit
-from lllaunch.exit_codes import ExitCode, for_signal
+from lllaunch.errors import Code, Diagnostic, ExitCode, LaunchError, Unfit, for_signal
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 KINDS = [

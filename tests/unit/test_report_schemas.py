@@ -19,8 +19,8 @@ from support.ends import ended_by_launcher, own, placed
 
 from lllaunch.console.report import report_lines
 from lllaunch.documents import Plain, Said
+from lllaunch.errors import ExitCode, for_signal
 from lllaunch.events import Orphan
-from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux.cgroup import Memory
 from lllaunch.run import result as causes
 from lllaunch.run.build import build_facts

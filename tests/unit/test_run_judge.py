@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from support.ends import ended_by_launcher, own
 
 from lllaunch.console.console import Console
+from lllaunch.errors import ExitCode, for_signal
 from lllaunch.events import (
     Exited,
     PreloadBroken,
@@ -20,7 +21,6 @@ from lllaunch.events import (
     Started,
     StartFailed,
 )
-from lllaunch.exit_codes import ExitCode, for_signal
 from lllaunch.linux.cgroup import UNKNOWN, Memory
 from lllaunch.run.ending import summarize
 from lllaunch.run.events import EventLog

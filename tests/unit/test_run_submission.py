@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec import structs
 
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ExitCode
 from lllaunch.run.snapshot import Snapshot
 from lllaunch.run.submission import (
     HISTORY,

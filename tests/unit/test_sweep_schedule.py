@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ExitCode
 from lllaunch.spec import RESTART_CAUSES, RestartCause
 from lllaunch.sweep import schedule as v
 from lllaunch.sweep.pool import Lease, Need, Pool, fits, never_fits, without

@@ -37,8 +37,7 @@ from lllaunch.app.sweeping.sweeper import command
 from lllaunch.config.read import cluster_key, register_resolvers
 from lllaunch.config.sweep import SweepSettings, sweep_settings
 from lllaunch.console.sweep import SweepConsole
-from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
-from lllaunch.exit_codes import ExitCode, for_signal
+from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, OutputError, for_signal
 from lllaunch.hydra_compat import BASIC_SWEEPER
 from lllaunch.interrupts import remember_interrupts
 from lllaunch.results.index import remember

@@ -11,7 +11,7 @@ import lllaunch.sweep.schedule as v
 from lllaunch.app.batch import begin, end_of, enter_code, perform, redirect, spec_of
 from lllaunch.config.plan import complete, read_plan
 from lllaunch.console.sweep import SweepConsole
-from lllaunch.exit_codes import ExitCode, for_signal
+from lllaunch.errors import ExitCode, for_signal
 from lllaunch.results.store import read_overrides
 from lllaunch.run.directory import PLAN
 from lllaunch.run.group import spawner_environment

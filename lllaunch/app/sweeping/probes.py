@@ -30,8 +30,7 @@ from lllaunch.app.gate import asks_for_lock
 from lllaunch.app.sweeping.jobs import labels_of, name_of
 from lllaunch.config.plan import plan_hash
 from lllaunch.config.read import CLUSTER
-from lllaunch.errors import ConfigError, Diagnostic, LaunchError
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
 from lllaunch.linux.process import set_parent_death_signal
 from lllaunch.spawner import forks
 from lllaunch.spawner.forks import flush_streams, fork

@@ -25,8 +25,7 @@ from lllaunch.app.submitting import ask, command_of, follows, make_ready
 from lllaunch.app.sweeping.jobs import name_of
 from lllaunch.app.sweeping.probes import SweepRefused, map_in_forks
 from lllaunch.cluster import slurm
-from lllaunch.errors import LaunchError
-from lllaunch.exit_codes import ExitCode, for_signal
+from lllaunch.errors import ExitCode, LaunchError, for_signal
 from lllaunch.linux.process import wait
 from lllaunch.results.queue import cancelled
 from lllaunch.run.files import naming

@@ -13,8 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from lllaunch.app.boundary import AppEnded, refusing
-from lllaunch.errors import ConfigError, Diagnostic, OutputError
-from lllaunch.exit_codes import ExitCode
+from lllaunch.errors import ConfigError, Diagnostic, ExitCode, OutputError
 from lllaunch.files import read_bytes
 from lllaunch.words import RESUME, shown_path
 
