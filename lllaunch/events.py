@@ -60,6 +60,7 @@ class Exited(NamedTuple):
     cpu_seconds: float = 0.0  # user and system time of it and the children it waited for
     core_dumped: bool = False
     attempt: int = 0
+    cpu_limit: float | None = None  # seconds after which the kernel kills it (ulimit -t)
     out_of_memory: bool = False  # whether the launcher found that memory had run out
 
 

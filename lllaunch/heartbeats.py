@@ -30,13 +30,13 @@ RESULT_FILE = "LLLAUNCH_RESULT_FILE"
 
 _SIZE = 1024
 _MOMENT = struct.Struct("q")
-# The record: moment, step, total; number of metrics, bytes of their names, these; their values; the
-# moment again.
-_RECORD = struct.Struct("qddHH")
+# The record: moment, step, total, the first step with a metric that was NaN; number of metrics,
+# bytes of their names, these; their values; the moment again.
+_RECORD = struct.Struct("qdddHH")
 _START = _MOMENT.size
 _ROOM = _SIZE - _START - _RECORD.size - 2 * _MOMENT.size
 _SEPARATOR = "\0"
-_NO_TOTAL = float("nan")
+_NOT_KNOWN = float("nan")
 _READS = 4
 
 # looked up once: each look-up is a part of what a call costs
@@ -46,11 +46,12 @@ _now, _put_moment = time.monotonic_ns, _MOMENT.pack_into
 class _Place:
     """Where this process writes; without a launcher that watches, nowhere."""
 
-    __slots__ = ("memory", "offset")
+    __slots__ = ("memory", "offset", "wrong")
 
     def __init__(self) -> None:
         self.memory: mmap.mmap | None = None  # shared with the launcher, or None
         self.offset = 0
+        self.wrong = _NOT_KNOWN  # the first step with a metric that was NaN
         offset, _, path = os.environ.get(HEARTBEAT, "").partition(":")
         # Where the file is gone the launcher watches no more.
         with contextlib.suppress(OSError, ValueError), open(path, "r+b") as file:
@@ -85,7 +86,7 @@ def progress(step: float, total: float | None = None, **metrics: Any) -> None:
 
     ``step``: steps that are done, counted over the whole training, also after a restart. ``total``:
     steps in all; None or infinity if unknown. ``metrics``: further numbers, about thirty at most
-    (980 bytes in a call; the last ones are omitted). Anything that `float` accepts is a number; a
+    (970 bytes in a call; the last ones are omitted). Anything that `float` accepts is a number; a
     tensor on a GPU is waited for. Non-numbers are ignored. NaN and infinity are reported once.
 
     Raises:
@@ -95,7 +96,7 @@ def progress(step: float, total: float | None = None, **metrics: Any) -> None:
         _places.append(_Place())
     place, moment = _places[0], _now()
     done = _expect_number("step", step)
-    goal = _NO_TOTAL if total is None else _expect_number("total", total)
+    goal = _NOT_KNOWN if total is None else _expect_number("total", total)
     if place.memory is None:
         return
     found = {name.replace(_SEPARATOR, " "): _as_number(value) for name, value in metrics.items()}
@@ -104,8 +105,10 @@ def progress(step: float, total: float | None = None, **metrics: Any) -> None:
     while len(names) + 8 * len(numbers) > _ROOM:
         numbers.popitem()
         names = _SEPARATOR.join(numbers).encode("utf-8", "replace")
+    if math.isnan(place.wrong) and any(map(math.isnan, numbers.values())):
+        place.wrong = done
     count, length = len(numbers), len(names)
-    record = (moment, done, goal, count, length, names, *numbers.values(), moment)
+    record = (moment, done, goal, place.wrong, count, length, names, *numbers.values(), moment)
     at = place.offset + _START
     struct.pack_into(f"{_RECORD.format}{length}s{count}dq", place.memory, at, *record)
 
@@ -137,6 +140,7 @@ class ProgressRecord(NamedTuple):
     step: float
     total: float | None  # how many there are, None if that is not known
     metrics: dict[str, float]
+    wrong: float | None = None  # the first step with a metric that was NaN, None if there is none
 
 
 def read_progress(places: io.FileIO, rank: int) -> ProgressRecord | None:
@@ -164,7 +168,7 @@ def _read(places: io.FileIO, start: int, end: int) -> bytes:
 
 def _parsed(data: bytes) -> ProgressRecord | None:
     """Return what stands in the bytes of a record; None if it is not a whole one."""
-    moment, step, total, count, length = _RECORD.unpack_from(data)
+    moment, step, total, wrong, count, length = _RECORD.unpack_from(data)
     at = _RECORD.size + length
     layout = struct.Struct(f"={-at % 8}x{count}dq")
     if not moment or at + layout.size > len(data):
@@ -174,8 +178,8 @@ def _parsed(data: bytes) -> ProgressRecord | None:
     # a step that is no finite number says nothing
     if again != moment or len(names) != count or not math.isfinite(step):
         return None
-    known = total if math.isfinite(total) else None
-    return ProgressRecord(moment, step, known, dict(zip(names, values, strict=True)))
+    goal, first = (number if math.isfinite(number) else None for number in (total, wrong))
+    return ProgressRecord(moment, step, goal, dict(zip(names, values, strict=True)), first)
 
 
 def read_heartbeats(places: io.FileIO, ranks: int) -> list[int]:

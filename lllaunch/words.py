@@ -194,7 +194,7 @@ _WIDTH = 76
 _SIGNALS = 128  # an exit code beyond this is that of a signal
 _LONGEST_CAUSE = 300
 # Where in its own source a C++ library checked, of which the user has no copy: gloo, NCCL, torch.
-_CHECKED_AT = re.compile(r"\[(?:enforce fail at )?/?[\w./+-]+\.(?:cc|cpp|cu|h|hpp):\d+\] ?")
+_CHECKED_AT = re.compile(r"\[(?:enforce fail at )?/?[\w./+-]+\.(?:cc|cpp|cu|h|hpp):\d+\] ?(?:\. )?")
 
 
 def cause_line(text: str, most: int = 200) -> str:

@@ -16,7 +16,7 @@ from lllaunch.run.files import working_directory
 from lllaunch.spec import ConsolePolicy
 from lllaunch.text import duration, visible
 from lllaunch.watchdog.findings import Asked, limit_of
-from lllaunch.words import StyledText, counted, shown_path
+from lllaunch.words import StyledText, counted, ranks, shown_path
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -139,13 +139,17 @@ class Console:
                 f"{signal_name(signum)} goes to {whom}; SIGKILL follows in {after}"
             )
 
-    def killing(self, signum: int | None, workers: int | None) -> None:
+    def killing(
+        self, signum: int | None, workers: int | None, ignoring: Collection[int] = ()
+    ) -> None:
         """Report that workers are killed, None for their preflight.
 
-        That is because of a second signal, or because the grace period is over (None).
+        That is because of a second signal, or because the grace period is over (None). Ranks that
+        are ``ignoring`` SIGTERM are named.
         """
         why = "the grace period is over" if signum is None else f"{signal_name(signum)} again"
-        self.note(f"{why}, killing {_whom(workers)}")
+        who = f"; SIGTERM is ignored by {ranks(ignoring)}" if ignoring else ""
+        self.note(f"{why}, killing {_whom(workers)}{who}")
 
     def fired(self, hang: Hang) -> None:
         """Report what the watchdog found."""

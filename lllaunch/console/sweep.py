@@ -313,10 +313,12 @@ class JobConsole(Console):
     def doing(self, what: str, seconds: float | None = None) -> None:
         """Do nothing: the sweep shows what its jobs do."""
 
-    def killing(self, signum: int | None, workers: int | None) -> None:
+    def killing(
+        self, signum: int | None, workers: int | None, ignoring: Collection[int] = ()
+    ) -> None:
         """Report that workers are killed because they did not end by themselves."""
         if signum is None:
-            super().killing(signum, workers)
+            super().killing(signum, workers, ignoring)
 
     def sampled(self, progress: Mapping[int, Progress], memory: int) -> None:  # noqa: ARG002 - an override
         """Tell the sweep's launcher how far the furthest worker is; its table shows that."""

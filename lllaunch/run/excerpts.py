@@ -120,17 +120,41 @@ def cause_of(text: str) -> str:
     return chain[first].error[0].strip()
 
 
+def _without_cycles(calls: list[Frame]) -> list[Frame]:
+    """Return calls with each series that comes over and over, of a recursion, once."""
+    kept: list[Frame] = []
+    at = 0
+    while at < len(calls):
+        period, rounds = 1, 1
+        for length in range(1, _LONGEST_CYCLE + 1):
+            first, times = calls[at : at + length], 1
+            while calls[at + times * length : at + (times + 1) * length] == first:
+                times += 1
+            if times > 2:
+                period, rounds = length, times
+                break
+        kept += calls[at : at + period]
+        if rounds > 1:
+            names = " → ".join(call.function for call in kept[-period:])
+            more = f"  ... {names} {rounds - 1} more times"
+            kept[-1] = replace(kept[-1], code=f"{kept[-1].code}\n{more}")
+        at += period * rounds
+    return kept
+
+
 def folded(text: str) -> list[str]:
     """Returns the lines of a traceback, with calls inside of libraries folded to one line.
 
-    The innermost call of each exception stays, and all of a traceback without any of the user's.
+    Of a recursion one round of its calls stays, of each exception the innermost call, and all of a
+    traceback without any of the user's.
     """
     lines: list[str] = []
     for block in blocks(text):
         lines += [*block.before, _TITLE]
         inside: list[Frame] = []
-        for call in block.calls:
-            if not is_own(call) and call is not block.calls[-1]:
+        calls = _without_cycles(block.calls)
+        for call in calls:
+            if not is_own(call) and call is not calls[-1]:
                 inside.append(call)
                 continue
             # one call takes no more lines than what would stand for it
@@ -154,6 +178,8 @@ _LINE_CHARACTERS = 400
 _FILE_BYTES = 16 << 20
 # What gloo says when another rank sends more than fits.
 _OTHER_SIZE = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match expected size")
+# So many functions may call each other in a recursion that is folded.
+_LONGEST_CYCLE = 8
 # faulthandler's words
 _FATAL = "Fatal Python error: "
 _DUMPED = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+.*:$|Extension modules: ")

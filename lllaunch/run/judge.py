@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from lllaunch.documents import signal_name
 from lllaunch.events import Exited, StartFailed
-from lllaunch.run.excerpts import called, users_call
+from lllaunch.run.excerpts import blocks, called, users_call
 from lllaunch.run.observer import SentSignal, WorkerRecord
 from lllaunch.run.result import (
     AttemptResult,
@@ -46,9 +46,9 @@ from lllaunch.run.result import (
     Victim,
     alike,
 )
-from lllaunch.text import duration, size, times
-from lllaunch.watchdog.evidence import NOBODY, Waits, is_own
-from lllaunch.watchdog.findings import Stalled, is_of_all, lasted, suspects
+from lllaunch.text import duration, size, spans, times
+from lllaunch.watchdog.evidence import NOBODY, RankStack, Waits, is_own
+from lllaunch.watchdog.findings import Stalled, gave_up, is_of_all, lasted, suspects
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from lllaunch.run.observer import AttemptRecord
     from lllaunch.run.result import AnyWorker, Cause
     from lllaunch.supervisor.machine import GroupStacks
-    from lllaunch.watchdog.evidence import Blame, Disagreement, RankStack, RankTrace
+    from lllaunch.watchdog.evidence import Blame, Disagreement, RankTrace
     from lllaunch.watchdog.findings import Finding
 
 
@@ -230,6 +230,7 @@ def _roots(
         ):
             yield elsewhere
     if first is not None:
+        yield _waited_for(record, first)
         worker = next(each for each in record.workers if each.local_rank == first.local_rank)
         if by_peer:
             yield _left_early(record, first, worker.trace)
@@ -318,7 +319,7 @@ def _left_early(
         if each.exited and each.succeeded
         if each.exited.time_ns <= failure.time_ns + LOST_PEER_WINDOW_NS
     ]
-    if not left or 2 * len(left) > len(record.workers):
+    if not left:
         return None
     at, last = max(left, key=lambda each: each[0])
     call, operation = users_call(failure.traceback), ""
@@ -327,6 +328,11 @@ def _left_early(
 
         operation = last_operation(trace)
     early = {each.rank for _, each in left}
+    if 2 * len(left) > len(record.workers):
+        if not operation:
+            return None
+        text = f"It called {operation}, when ranks {spans(early)} had ended with success."
+        return replace(failure, explanation=Explanation("itself", "likely", text))
     cause = LeftEarly(
         ran_seconds=record.ran_seconds(last),
         before_ns=failure.time_ns - at,
@@ -337,6 +343,31 @@ def _left_early(
         operation=operation,
     )
     return _of_attempt(record, cause, at, rank=last.rank, local_rank=last.local_rank)
+
+
+def _waited_for(record: AttemptRecord, first: RootCause) -> RootCause | None:
+    """Return who kept others waiting in a collective operation until they gave up, if that is so.
+
+    Of those it is known where they raised, of the one where it stood then.
+    """
+    gone = [each for each in record.workers if each.error is not None]
+    said = [first.cause.message] if isinstance(first.cause, Raised) else []
+    finding = next(filter(None, map(gave_up, said)), None)
+    if finding is None or not record.looks:
+        return None
+    from lllaunch.watchdog.blame import blame  # noqa: PLC0415 - seldom
+
+    stacks = {stack.rank: stack for stack in record.looks}
+    for each in gone:
+        assert each.error is not None
+        calls = [call for block in blocks(each.error.traceback)[-1:] for call in block.calls]
+        frames = tuple(reversed(calls))
+        stacks[each.local_rank] = RankStack(each.local_rank, frames=frames, trace=each.trace)
+    judged = blame([*stacks.values()], finding)
+    if not judged.hung:
+        return None
+    hang = hang_of(record, finding, first.time_ns, [*stacks.values()], judged)
+    return _root_of_hang(record, replace(hang, named=hang.hung))
 
 
 def _root_of_hang(record: AttemptRecord, hang: Hang) -> RootCause:
@@ -541,6 +572,8 @@ _SAYS_KILLED = re.compile(r"killed by signal: Killed|SIGKILL|exit (?:code|status
 _PORT_TAKEN = re.compile(
     r"(?=.*(?:EADDRINUSE|address already in use)).*?\bport:? (\d{1,5})\b", re.IGNORECASE | re.DOTALL
 )
+# What torch.save says, which tells nothing of a disk.
+_CUT_SHORT = re.compile(r"unexpected pos \d+ vs \d+|PytorchStreamWriter failed writing file")
 _NO_CUDA = re.compile(
     r"Torch not compiled with CUDA|'torch\._C' has no attribute '_cuda|torch\._C\._cuda"
 )
@@ -551,8 +584,8 @@ _SHM_FULL = 16 << 20
 _BY_SIGNAL: dict[int, str] = {
     signal.SIGSEGV: "It touched memory that is not its own: usually a bug in native code "
     "(an extension, a driver) or a C stack that overflowed.",
-    signal.SIGABRT: "It aborted itself: a failed assertion in native code, an uncaught C++ "
-    "exception, or heap corruption; see its last lines of stderr.",
+    signal.SIGABRT: "It aborted itself: os.abort(), a failed assertion in native code, an uncaught "
+    "C++ exception, or heap corruption.",
     signal.SIGILL: "It ran an instruction that this processor does not have: a library built for "
     "another machine.",
     signal.SIGFPE: "An integer division by zero, or an overflow of one, in native code.",
@@ -615,6 +648,8 @@ def _of_exit(status: int, worker: WorkerRecord, record: AttemptRecord) -> Iterat
         whose = ", the MASTER_PORT that the launcher gave it."
     text = f"Somebody else listens on port {port}{whose}"
     yield port and given, "itself", "certain", text
+    text = "The file could not be written whole: probably the disk that it is on is full."
+    yield _CUT_SHORT.search(said), "itself", "likely", text
     text = "The torch that is installed is built without CUDA: it computes on the CPU only."
     yield _NO_CUDA.search(said), "itself", "likely", text
     if said:
@@ -692,10 +727,10 @@ def _of_sigkill(worker: WorkerRecord, record: AttemptRecord) -> Iterator[_Rule]:
     text = f"{_STRUCK} on this machine during the attempt ({times(on_machine or 0)}).{peak}"
     sure: Sure = "likely" if share >= _NOTABLE else "possible"
     yield in_cgroup is None and on_machine, "oom", sure, text
-    limit = record.cpu_limit
-    if limit is not None:
+    limit = None if exited is None else exited.cpu_limit
+    if exited is not None and limit is not None:
         text = f"It used up the {duration(limit)} of CPU time that a limit allows (ulimit -t)."
-        used = exited is not None and exited.cpu_seconds >= limit - 1
+        used = exited.cpu_seconds >= limit - 1
         yield used, "itself", "likely", text
     # neither the launcher nor, by its own counters, the kernel
     but = f" in this cgroup (but {on_machine} on this machine)" if on_machine else ""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,7 @@ from lllaunch.spawner.evidence import CRASH
 from lllaunch.supervisor import machine
 from lllaunch.supervisor.supervisor import SignalPassedOn
 from lllaunch.text import duration, spans
-from lllaunch.watchdog.findings import Asked, NotFinite
+from lllaunch.watchdog.findings import Asked, GaveUp, NotFinite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from lllaunch.run.result import CalledExit, DiskFull, Hang, Reached
     from lllaunch.spec import LaunchSpec
     from lllaunch.supervisor.machine import GroupEnd, NoProgress, Reason
-    from lllaunch.watchdog.evidence import Frame, RankTrace
+    from lllaunch.watchdog.evidence import Frame, RankStack, RankTrace
     from lllaunch.watchdog.findings import Finding
     from lllaunch.watchdog.progress import Progress
 
@@ -146,7 +145,6 @@ class AttemptRecord(Struct):
     ended_ns: int = 0
     workers: tuple[WorkerRecord, ...] = ()  # in order of local rank
     memory: Memory = UNKNOWN
-    cpu_limit: float | None = None  # seconds after which the kernel kills a process (ulimit -t)
     died: SpawnerGone | None = None
     died_ns: int = 0
     died_memory: Memory = UNKNOWN
@@ -156,6 +154,7 @@ class AttemptRecord(Struct):
     ending: bool = False  # whether it is being ended: what is found from now on is too late
     # what the watchdog found first while the attempt ran, and where the workers stood then
     hang: Hang | None = None
+    looks: tuple[RankStack, ...] = ()  # where those stood on whom others gave up
     master_port: str = ""
     group_end: GroupEnd | None = None  # of several nodes, what all have agreed that it ended for
     # of several nodes, one that was found to be gone when it ended
@@ -253,7 +252,6 @@ class RunObserver:
             )
             for rank, facts in sorted(attempt.facts.items())
         )
-        _, cpu = resource.getrlimit(resource.RLIMIT_CPU)
         self._attempt = AttemptRecord(
             number=attempt.number,
             restart_count=int(first.get("restart_count", "0")),
@@ -261,7 +259,6 @@ class RunObserver:
             started_ns=now_ns(),
             workers=workers,
             memory=self._read(),
-            cpu_limit=None if cpu == resource.RLIM_INFINITY else cpu,
             master_port=first.get("master_port", ""),
             preflight=preflight,
         )
@@ -514,7 +511,7 @@ class RunObserver:
                 self._sent(signal.SIGKILL)
                 received, self._signal = self._signal, None
                 signum = received.signum if received is not None and event.why == "signal" else None
-                self.console.killing(signum, self.alive)
+                self.console.killing(signum, self.alive, self._ignoring())
                 self.console.doing("killing")
             case machine.SignalProcess():
                 # what a worker makes of the loss of one below it is no failure of its own
@@ -529,6 +526,21 @@ class RunObserver:
                 preflight = attempt.preflight
                 if preflight is not None:
                     preflight.timed_out = preflight.live and not preflight.sent
+
+    def _ignoring(self) -> list[int]:
+        """Return the ranks of live workers that ignore SIGTERM."""
+        from lllaunch.watchdog.processes import has_signal, status  # noqa: PLC0415 - seldom
+
+        pids = {
+            each.rank: each.started.pid
+            for each in self._attempt.workers
+            if each.live and each.started is not None
+        }
+        return [
+            rank
+            for rank, pid in pids.items()
+            if has_signal(status(pid), "SigIgn", signum=signal.SIGTERM)
+        ]
 
     def _of_restart(self, event: object) -> None:
         """Take note of what follows the end of an attempt."""
@@ -616,6 +628,9 @@ class RunObserver:
             worker = attempt.worker(stack.rank)
             if worker is not None:
                 worker.files = structs.replace(worker.files, stacks=stack.path)
+        if isinstance(event.finding, GaveUp):
+            attempt.looks = event.stacks
+            return
         known = attempt.hang
         ends = known is not None and known.finding == event.finding
         at = known.time_ns if known is not None and ends else now_ns()

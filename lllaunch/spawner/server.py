@@ -331,11 +331,16 @@ class Server:
     def _reap(self) -> None:
         while True:
             try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if pid == 0:
+            if ended is None:
                 return
+            pid, cpu = ended.si_pid, resource.RLIM_INFINITY
+            with contextlib.suppress(OSError):
+                # it may have set its own; that of a zombie can still be read
+                _, cpu = resource.prlimit(pid, resource.RLIMIT_CPU)
+            _, status, usage = os.wait4(pid, 0)
             self._spared.discard(pid)
             key, launcher = self._workers.pop(pid, None), self._branches.pop(pid, None)
             if key is not None:
@@ -349,6 +354,7 @@ class Server:
                         "core_dumped": os.WCOREDUMP(status),
                         "max_rss": usage.ru_maxrss * 1024,
                         "cpu_seconds": usage.ru_utime + usage.ru_stime,
+                        "cpu_limit": None if cpu == resource.RLIM_INFINITY else cpu,
                     }
                 )
             if launcher is not None:

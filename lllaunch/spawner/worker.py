@@ -36,6 +36,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
+from lllaunch.files import keep_reserve, spend_reserve
 from lllaunch.linux.process import flush_c_streams
 from lllaunch.spawner import private_names
 from lllaunch.spawner.evidence import CRASH_FILE, SOCKET, WATCHED, arm, catch_crashes, save, serve
@@ -331,6 +332,7 @@ def perform(action: Callable[[], None]) -> int:
         raise Interrupted from error
     except BaseException as error:  # noqa: BLE001 - all that user code raises ends here
         with _undisturbed():
+            spend_reserve()
             _record(error)
             _record_collectives()
             return _show(error)
@@ -428,13 +430,18 @@ def _record(error: BaseException) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if not path or path == os.devnull or os.path.exists(path):
         return
-    try:
-        from lllaunch.failure import ErrorHandler  # noqa: PLC0415 - on failure
+    for _ in range(2):
+        try:
+            from lllaunch.failure import ErrorHandler  # noqa: PLC0415 - on failure
 
-        error.__traceback__ = _users_part(error)
-        ErrorHandler().record_exception(error)
-    except Exception:  # noqa: BLE001 - the error itself must not be masked by a full disk
-        _print(f"lllaunch: {path}: the error could not be recorded")
+            error.__traceback__ = _users_part(error)
+            ErrorHandler().record_exception(error)
+        except Exception as another:  # noqa: BLE001 - it must not be masked by a full disk
+            # Torch's handler of SIGCHLD raises wherever it strikes, and tells why the first came.
+            error = another
+        else:
+            return
+    _print(f"lllaunch: {path}: the error could not be recorded")
 
 
 def _record_collectives() -> None:
@@ -459,6 +466,7 @@ def run(target: PythonTarget | Forked, base_path: list[str]) -> NoReturn:
             # What it starts is another process.
             serve(os.environ.pop(SOCKET))
         before = frozenset(sys.modules) - {"__main__"}
+        keep_reserve()
         try:
             code = perform(lambda: _dispatch(target, base_path))
         except Interrupted:

@@ -313,10 +313,9 @@ class Supervisor:
         """Return what became of the workers."""
         found: list[object] = []
         events = () if self.workers is None else self.workers.dispatch()
-        if healthy and any(
-            isinstance(event, Exited) and event.exitcode == -signal.SIGABRT for event in events
-        ):
-            self.watchdog.record_collectives()
+        if healthy:
+            ended = [event for event in events if isinstance(event, Exited)]
+            found += self.watchdog.last_look(ended, self._base_rank) if ended else []
         for event in events:
             if isinstance(event, OrphansGone):
                 self._orphans |= {orphan.pid for orphan in event.orphans}

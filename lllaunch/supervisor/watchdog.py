@@ -10,6 +10,7 @@ import contextlib
 import logging
 import math
 import os
+import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
@@ -22,7 +23,7 @@ from lllaunch.heartbeats import HEARTBEAT, make_places, place_of, read_heartbeat
 from lllaunch.linux import proc
 from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.process import wait_readable
-from lllaunch.spawner.evidence import SOCKET, TRACE_FILE, WATCHED, dumped
+from lllaunch.spawner.evidence import SOCKET, WATCHED, dumped
 from lllaunch.spec import TIMER_FILE, WatchdogPolicy
 from lllaunch.supervisor.machine import (
     SignalProcess,
@@ -33,12 +34,14 @@ from lllaunch.supervisor.machine import (
 from lllaunch.watchdog.findings import (
     Asked,
     Finding,
+    GaveUp,
     HeartbeatLost,
     NotFinite,
     Spinning,
     Stalled,
     TimedOut,
     TimerExpired,
+    gave_up,
     is_of_all,
     kind_of,
     limit_of,
@@ -56,6 +59,7 @@ from lllaunch.watchdog.stall import (
 if TYPE_CHECKING:
     from io import FileIO
 
+    from lllaunch.events import Exited
     from lllaunch.linux.gpu_meter import GpuMeter
     from lllaunch.timer.service import TimerService
     from lllaunch.watchdog.collector import StackCollector, TraceSource
@@ -730,44 +734,60 @@ class WatchdogDriver:
 
         Stacks that are still being taken for something else are given up.
         """
+        self._end_taking()
+        # Who pressed Ctrl-C waits for it.
+        seconds = ASKED_SECONDS if isinstance(finding, Asked) else STACKS_SECONDS
+        found = str(finding) if isinstance(finding, Asked) else f"the watchdog found: {finding}"
+        collector = self._collector(ranks, found, base_rank)
+        self._taking = _Taking(collector, self._clock() + seconds, finding)
+        collector.start()
+
+    def last_look(self, ended: Iterable[Exited], base_rank: int = 0) -> list[StacksTaken]:
+        """Look where the live workers stand before they are ended, if one has given up on them.
+
+        So does gloo, where another one's call does not fit, or when its own time is over, and so
+        does NCCL's watchdog. Waits a moment at most.
+        """
+        if self._context is None or self._takes_all or not self._recorders:
+            return []
+        from lllaunch.failure import read_error_file  # noqa: PLC0415 - on failure
+        from lllaunch.watchdog.evidence import NOBODY  # noqa: PLC0415 - as above
+
+        errors, failed = self._context.error_files, [each for each in ended if each.exitcode]
+        said = [str(read_error_file(errors.get(each.local_rank, "")).message) for each in failed]
+        aborted = any(each.exitcode == -signal.SIGABRT for each in failed)
+        finding = next(filter(None, map(gave_up, said)), GaveUp() if aborted else None)
+        live = {*self._context.known_pids()} - {each.local_rank for each in failed}
+        if finding is None or not live:
+            return []
+        collector = self._collector(live, "others gave up on them", base_rank, _MOMENT_SECONDS)
+        collector.start()
+        wait_readable(collector, _MOMENT_SECONDS)
+        stacks = collector.result()
+        collector.close()
+        return [StacksTaken(stacks, NOBODY, finding)]
+
+    def _collector(
+        self, ranks: Collection[int], found: str, base_rank: int, seconds: float = 5.0
+    ) -> StackCollector:
         from lllaunch.watchdog.collector import (  # noqa: PLC0415 - seldom
             StackCollector,
             Written,
         )
 
         assert self._context is not None
-        self._end_taking()
         pids, errors = self._context.known_pids(), self._context.error_files
         places = {rank: _beside(errors.get(rank, ""), _STACKS) for rank in ranks}
         chosen = {rank: pids[rank] for rank in sorted(ranks) if rank in pids}
-        found = str(finding) if isinstance(finding, Asked) else f"the watchdog found: {finding}"
         heading = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {found}"
         attempts = {os.path.dirname(os.path.dirname(place)) for place in places.values() if place}
-        collector = StackCollector(
+        return StackCollector(
             chosen,
             Written(heading, places, min(attempts, default=""), base_rank, self._hide),
+            seconds=seconds,
             parent=self._context.parent,
             recorders=self.recorders(chosen),
         )
-        # Who pressed Ctrl-C waits for it.
-        seconds = ASKED_SECONDS if isinstance(finding, Asked) else STACKS_SECONDS
-        self._taking = _Taking(collector, self._clock() + seconds, finding)
-        collector.start()
-
-    def record_collectives(self) -> None:
-        """Write down which collectives the live workers have come to, before they are ended.
-
-        For a worker that aborted itself: so do gloo, where another one's call does not fit, and
-        NCCL's watchdog. The others would soon be gone, too. Waits a moment at most.
-        """
-        if self._context is None or self._takes_all:
-            return
-        for rank, data in self._ask(self._context.known_pids(), _MOMENT_SECONDS).items():
-            path = _beside(self._context.error_files.get(rank, ""), TRACE_FILE)
-            if path:
-                # One that has raised meanwhile writes its own.
-                with contextlib.suppress(OSError), open(path, "xb") as file:
-                    file.write(self._hide(data.decode(errors="replace")).encode())
 
     def _stacks_taken(self, taking: _Taking, finding: Finding) -> list[StacksTaken]:
         from lllaunch.watchdog.blame import blame  # noqa: PLC0415 - as above

@@ -50,6 +50,7 @@ _CAUSES: dict[str, RestartCause] = {
     "ProgressMissing": "hang",
     "Unchanged": "hang",
     "NotFinite": "hang",
+    "GaveUp": "hang",
     "HungInKernel": "hang",
     "FoundElsewhere": "hang",
     "TimedOut": "timeout",

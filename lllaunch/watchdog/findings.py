@@ -5,6 +5,7 @@ A finding reads as the predicate of a sentence about the workers it names. Ranks
 
 from __future__ import annotations
 
+import re
 import signal
 from typing import Literal, TypeAlias
 
@@ -158,6 +159,30 @@ class Asked(Said, frozen=True):
         return f"where the workers stood when {signal.Signals(self.signum).name} came{since}"
 
 
+class GaveUp(Said, frozen=True):
+    """Others waited for the worker in a collective operation until they gave up."""
+
+    seconds: float = 0.0  # for how long they were to wait; 0 if they did not say
+
+    def __str__(self) -> str:
+        after = f" after {duration(self.seconds)}" if self.seconds else ""
+        return f"kept others waiting in a collective operation, which timed out{after}"
+
+
+# What gloo, its monitored barrier and NCCL's watchdog say; milliseconds.
+_GAVE_UP = re.compile(
+    r"Timed out waiting (\d+)ms for|failed to pass monitoredBarrier in (\d+) ms"
+    r"|successfully reached monitoredBarrier, but"
+    r"|Watchdog caught collective operation timeout(?:.*?Timeout\(ms\)=(\d+))?"
+)
+
+
+def gave_up(said: str) -> GaveUp | None:
+    """What a worker found that says that its process group's own time was over; else None."""
+    found = _GAVE_UP.search(said)
+    return found and GaveUp(sum(int(each) for each in found.groups() if each) / 1e3)
+
+
 class FoundElsewhere(Said, frozen=True):
     """The watchdog of another node found something."""
 
@@ -181,6 +206,7 @@ Finding: TypeAlias = (
     | TimedOut
     | OverMemory
     | Asked
+    | GaveUp
     | FoundElsewhere
 )
 

@@ -54,9 +54,9 @@ def status(pid: int) -> dict[str, str]:
     return {name: " ".join(value.split()) for name, _, value in fields}
 
 
-def has_signal(fields: Mapping[str, str], *masks: str) -> bool:
-    """Whether the signal that asks for stacks is in one of the masks, such as ``SigCgt``."""
-    return any(int(fields.get(mask, "0"), 16) >> (SIGNUM - 1) & 1 for mask in masks)
+def has_signal(fields: Mapping[str, str], *masks: str, signum: int = SIGNUM) -> bool:
+    """Whether a signal, that which asks for stacks, is in one of the masks, such as ``SigCgt``."""
+    return any(int(fields.get(mask, "0"), 16) >> (signum - 1) & 1 for mask in masks)
 
 
 class Process:

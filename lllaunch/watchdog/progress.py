@@ -210,8 +210,10 @@ class ProgressTracker:
             known.own, known.calls = _Counter(now), True
         # it may have been a while ago
         moved = known.own.count(record.step, record.total, min(now, record.moment / 1e9))
-        # what was told between two looks is not known
-        self._add(rank, record.metrics, record.step, exact=False)
+        # of what was told between two looks only the first NaN is known
+        first = None if self._named[True] else record.wrong
+        step = record.step if first is None else first
+        self._add(rank, record.metrics, step, exact=first is not None)
         if not self._captures:
             self._note(now, moved=moved)
 

@@ -51,7 +51,7 @@ def test_what_is_said_is_read_by_the_rank_that_said_it(memory: FileIO) -> None:
     assert [read_progress(memory, rank) for rank in range(3)] == [None, None, None]
     assert read_heartbeats(memory, 3) == [0, 0, 0]
     progress(1200, 5000, loss=0.25, lr=3e-4)
-    assert read(memory)[1:] == (1200.0, 5000.0, {"loss": 0.25, "lr": 3e-4})
+    assert read(memory)[1:4] == (1200.0, 5000.0, {"loss": 0.25, "lr": 3e-4})
     assert [read_progress(memory, rank) for rank in (0, 2)] == [None, None]
 
 
@@ -88,7 +88,7 @@ class Several:
 
 def test_numbers_of_all_kinds_are_taken_and_what_is_none_is_left_out(memory: FileIO) -> None:
     progress(Tensor(), loss=Tensor(), name="resnet", none=None, some=Several(), good=True)  # type: ignore[arg-type]
-    assert read(memory)[1:] == (0.5, None, {"loss": 0.5, "good": 1.0})
+    assert read(memory)[1:4] == (0.5, None, {"loss": 0.5, "good": 1.0})
 
 
 @pytest.mark.parametrize("watched", [True, False])
@@ -107,7 +107,7 @@ def test_a_step_that_is_no_number_is_an_error_wherever_it_runs(
     progress(-(10**400), 10**500, loss=0.5, huge=10**400)
     record = read_progress(memory, 1)
     most = sys.float_info.max
-    assert (record and record[1:]) == ((-most, most, {"loss": 0.5}) if watched else None)
+    assert (record and record[1:4]) == ((-most, most, {"loss": 0.5}) if watched else None)
 
 
 @pytest.mark.parametrize("step", [math.inf, -math.inf, math.nan])
@@ -156,7 +156,8 @@ def test_whatever_is_said_comes_back(
         heartbeats._places.clear()
         record = read_progress(made, 0)
     assert record is not None
-    assert record[1:] == (step, total, plain)
+    wrong = step if any(map(math.isnan, plain.values())) else None
+    assert record[1:] == (step, total, plain, wrong)
 
 
 def test_a_record_that_is_half_written_is_none(memory: FileIO) -> None:
@@ -168,7 +169,7 @@ def test_a_record_that_is_half_written_is_none(memory: FileIO) -> None:
         assert heartbeats._parsed(after[:written] + bytes(1016 - written)) is None
     record = heartbeats._parsed(after)
     assert record is not None
-    assert record[1:] == (2.0, 9.0, {"loss": 0.4, "accuracy": 0.35})
+    assert record[1:4] == (2.0, 9.0, {"loss": 0.4, "accuracy": 0.35})
 
 
 @given(st.binary(min_size=1016, max_size=1016))

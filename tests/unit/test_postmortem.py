@@ -50,9 +50,9 @@ def test_sigkill_sent_by_the_launcher_is_certain():
     ],
 )
 def test_where_cpu_time_is_limited_sigkill_from_outside_is_not_certain(used, suspect, sure, words):
-    ended = Exited(0, 1, KILLED, 9, 0, used)
+    ended = Exited(0, 1, KILLED, 9, 0, used, cpu_limit=60.0)
     worker = WorkerRecord(0, 0, exited=ended, memory=memory())
-    record = AttemptRecord(0, 0, "", 1, workers=(worker,), memory=memory(), cpu_limit=60.0)
+    record = AttemptRecord(0, 0, "", 1, workers=(worker,), memory=memory())
     found = explain(worker, record)
     assert (found.suspect, found.sure) == (suspect, sure)
     assert words in found.text

@@ -21,6 +21,7 @@ from lllaunch.results.report import (
     render_junit,
 )
 from lllaunch.results.view import Log, without_ours
+from lllaunch.run.excerpts import folded
 
 TEXT = st.text(max_size=30) | st.sampled_from(["::error::x", "%0A", "a:b,c", "\r\n", "```", "|"])
 
@@ -328,3 +329,19 @@ def test_any_report_is_valid_and_the_same_every_time(made: list[Case], name: str
     report = Report("sweep", name, tuple(made), version=name)
     parsed(report, name=name)
     assert render_junit(report, name) == render_junit(report, name)
+
+
+def test_of_a_recursion_one_round_is_shown() -> None:
+    call = '  File "/home/{0}.py", line {1}, in {2}\n    {2}()\n'.format
+    rounds = call("train", 5, "walk") + call("tree", 9, "child")
+    text = f"Traceback (most recent call last):\n{call('train', 1, 'main')}{rounds * 300}"
+    lines = folded(f"{text}{call('train', 5, 'walk')}RecursionError: too deep")
+    assert [line.strip() for line in lines if "()" not in line] == [
+        "Traceback (most recent call last):",
+        'File "/home/train.py", line 1, in main',
+        'File "/home/train.py", line 5, in walk',
+        'File "/home/tree.py", line 9, in child',
+        "... walk → child 299 more times",
+        'File "/home/train.py", line 5, in walk',
+        "RecursionError: too deep",
+    ]

@@ -116,6 +116,7 @@ FINDINGS = {
     findings.OverMemory(0, 6, 4),
     findings.Asked(2, 3.5),
     findings.Asked(3),
+    findings.GaveUp(600.0),
     findings.FoundElsewhere("node 1 (b)", "stalled"),
 }
 FATES: tuple[AnyWorker, ...] = (

@@ -64,9 +64,18 @@ from lllaunch.supervisor.machine import (
     WatchdogFired,
     fault_of,
 )
-from lllaunch.watchdog.evidence import NOBODY, Blame, RankStack
+from lllaunch.watchdog.evidence import (
+    NOBODY,
+    Blame,
+    Call,
+    Frame,
+    GroupTrace,
+    RankStack,
+    RankTrace,
+)
 from lllaunch.watchdog.findings import (
     Finding,
+    GaveUp,
     HeartbeatLost,
     OverMemory,
     Spinning,
@@ -128,6 +137,41 @@ def test_exception_dated_before_the_start_or_after_the_end_is_dated_by_the_exit(
     early = worker(0, 1, at=3.0, error=error("ValueError: old file", at=-5.0))
     late = worker(1, 1, at=2.0, error=error("ValueError: clock", at=50.0))
     assert judge_attempt(attempt(early, late)).root_cause.rank == 1
+
+
+def in_collective(rank: int, numbers: int) -> RankTrace:
+    calls = tuple(Call(number + 1, "all_reduce") for number in range(numbers))
+    return RankTrace(rank, (GroupTrace("0", "default_pg", tuple(range(3)), calls),))
+
+
+def test_whom_others_waited_for_until_their_process_group_gave_up_is_the_first() -> None:
+    said = "RuntimeError: Timed out waiting 5000ms for recv operation to complete"
+    failed = [
+        worker(rank, 1, 9.0, error=error(said, 9.0), trace=in_collective(rank, 2))
+        for rank in (0, 1)
+    ]
+    frame = Frame("/home/train.py", 12, "load")
+    look = RankStack(2, frames=(frame,), state="S", trace=in_collective(2, 1))
+    late = worker(2, -15, 9.5, sent=(sent(15, 9.2),))
+    found = judge_attempt(attempt(*failed, late, looks=(look,)))
+    assert found.root_cause is not None
+    assert (found.root_cause.rank, found.root_cause.cause) == (2, GaveUp(5.0))
+    assert found.root_cause.hang is not None
+    assert "rank 2 never came to all_reduce #2" in found.root_cause.hang.collectives.text
+    assert [type(own(each)) for each in found.workers] == [Victim, Victim, Failed]
+    # where nobody could be asked, who raised first is all that is known
+    assert judge_attempt(attempt(*failed, late)).root_cause.rank == 0
+
+
+def test_who_does_one_operation_too_many_is_told_so() -> None:
+    said = error("RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer", 5.0)
+    late = worker(2, 1, 5.1, error=said, trace=in_collective(2, 6))
+    found = judge_attempt(attempt(worker(0, 0, 5.2), worker(1, 0, 5.2), late)).root_cause
+    assert found is not None
+    assert found.explanation is not None
+    assert found.explanation.text == (
+        "It called all_reduce #6 of default_pg, when ranks 0-1 had ended with success."
+    )
 
 
 def test_worker_ended_by_the_launcher_is_no_victim():

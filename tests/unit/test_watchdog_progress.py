@@ -289,6 +289,12 @@ def test_nan_is_named_once_with_the_step() -> None:
     assert seen.not_finite() == []
 
 
+def test_of_steps_between_two_looks_the_first_nan_is_named() -> None:
+    seen = tracker()
+    seen.say(0, record(2.0, 1210, loss=math.nan)._replace(wrong=1203.0), 2.0)
+    assert [str(each) for each in seen.not_finite()] == ["says that loss is nan since step 1203"]
+
+
 def test_who_begins_with_nan_is_named_too_but_not_for_infinity() -> None:
     seen = ProgressTracker(captures=True)
     seen.say(0, record(1.0, 1, loss=math.nan, best=math.inf), 1.0)
