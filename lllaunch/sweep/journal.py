@@ -209,20 +209,23 @@ _LONGEST = 16 * 1024 * 1024  # bytes of a line
 class Journal:
     """The journal of a sweep, open for appending; made by `create` or `open`.
 
-    ``end``: bytes of whole records. ``tell``: gets each record.
+    ``path``: empty for one that keeps nothing, of jobs that another launcher journals. ``end``:
+    bytes of whole records. ``tell``: gets each record.
     """
 
     def __init__(
-        self, path: str, end: int, tell: Callable[[int, Record], object] | None = None
+        self, path: str = "", end: int = 0, tell: Callable[[int, Record], object] | None = None
     ) -> None:
         self.path = path
         self.error: OutputError | None = None  # why the last writing has failed, if it has
         self._tell = tell or (lambda *_: None)
         self._end = end
         self._kept: list[bytes] = []
-        with naming(path):
-            self._fd = os.open(path, _FLAGS)
-            self._torn = os.fstat(self._fd).st_size != end
+        self._fd, self._torn = -1, False
+        if path:
+            with naming(path):
+                self._fd = os.open(path, _FLAGS)
+                self._torn = os.fstat(self._fd).st_size != end
 
     @classmethod
     def create(
@@ -286,14 +289,14 @@ class Journal:
         Raises:
             OutputError: as `append` does; it stays kept.
         """
-        if self._kept:
+        if self._kept and self.path:
             self._write(b"".join(self._kept))
-            self._kept.clear()
+        self._kept.clear()
 
     @property
     def lost(self) -> bool:
         """Whether nothing can be written any more: the file was removed."""
-        return os.fstat(self._fd).st_nlink == 0
+        return self._fd >= 0 and os.fstat(self._fd).st_nlink == 0
 
     def _write(self, lines: bytes) -> None:
         try:

@@ -14,7 +14,6 @@ from msgspec import structs
 
 import lllaunch.sweep.schedule as v
 from lllaunch.errors import LaunchError, OutputError, for_signal
-from lllaunch.linux.process import wait
 from lllaunch.spawner.forks import STOP_AND_CONTINUE, ignored_at_start
 from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, SlotWatch
 from lllaunch.sweep.loop import Executor
@@ -95,13 +94,8 @@ class LocalExecutor(Executor):
                 self._watches[busy] = self._leases.watch(busy)
                 self.sweep.tell(v.JobNotStarted(start.number, busy.lease))
                 return
-            job = self._jobs.get(start.number)
-            if job is not None and job.reap():
-                # it was killed while it waited
-                self._drop(job)
-                job = None
             # one that is tried again is composed again
-            job = job or self._fork(start.number)
+            job = self._jobs.get(start.number) or self._fork(start.number)
         except (LeaseFailed, ForkFailed) as error:
             self._take_back(start.number, start.lease, error)
             return
@@ -132,7 +126,7 @@ class LocalExecutor(Executor):
         """In a forked job: closes what is the launcher's."""
         self.sweep.source.leave()
         self._leases.close()
-        self.sweep.records.leave()
+        self.sweep.journal.close()
         for job in self._jobs.values():
             job.close()
         self._remains.close()
@@ -224,7 +218,7 @@ class LocalExecutor(Executor):
         said, job.answer = job.answer, self._review(job.answer)
         if isinstance(job.answer, v.JobBroken):
             del self._jobs[job.number]
-            job.end(self.sweep.observe, by_itself=job.answer is said)
+            job.end(self.sweep.observe, KILL_SECONDS if job.answer is said else 0.0)
         self.sweep.composed(job.answer)
 
     def _ended(self, job: JobProcess) -> None:
@@ -301,17 +295,7 @@ class LocalExecutor(Executor):
             job.signal(signal.SIGTERM)
         until = self.sweep.clock() + _ABANDON_SECONDS
         for job in self._running():
-            while not job.reap() and self.sweep.clock() < until:
-                # it can print meanwhile
-                left = until - self.sweep.clock()
-                wait((self.sweep.source, *job.awaited()), seconds=left)
-                for pipe in job.pipes:
-                    pipe.read(lambda _: None)
-                job.receive()
-                if {*self.sweep.received()} - self.sweep.source.quiet:
-                    until = 0.0
-        for job in self._running():
-            job.end()
+            job.end(seconds=max(0.0, until - self.sweep.clock()))
             if job.exit_code is not None and job.begun:
                 self._end_of(job, job.exit_code)
 

@@ -134,14 +134,14 @@ class Sweep:
         self,
         executor: Executor,
         policy: SweepPolicy,
-        journal: Journal | None,
+        journal: Journal,
         onlooker: Onlooker,
         numbers: Sequence[int],
         signals: SignalSource,
     ) -> None:
         self.source = signals
         self.observe = onlooker.observe
-        self.records = JobRecords(journal)
+        self.journal, self.records = journal, JobRecords(journal)
         self.clock = RunClock()
         self._onlooker = onlooker
         self._executor = executor
@@ -176,13 +176,13 @@ class Sweep:
         except BaseException:
             executor.abandon()
             with contextlib.suppress(OutputError):
-                self.records.flush()
+                self.journal.flush()
             raise
         finally:
             executor.close()
         finish, failure = self._finish, self._failure
         self.records.over(finish.exit_code if failure is None else failure.exit_code)
-        failure = failure or self.records.error
+        failure = failure or self.journal.error
         if failure is not None and finish.signum is None:
             raise failure
         return finish
@@ -196,13 +196,17 @@ class Sweep:
 
     def _turn(self) -> None:
         """Waits until something happens, and tells it; signals first."""
-        self.look_at_records()
+        if self._error is None:
+            try:
+                self.journal.flush()
+            except OutputError as error:
+                self.block(error)
         ready = self._wait()
         # One that came before a job ended is there by now, even if the wait did not tell.
         self.heed()
         self._executor.look(ready)
+        self._try_again()
         now = self.clock()
-        self._try_again(now)
         for number in [number for number, at in self._due.items() if at <= now]:
             if self._due.pop(number, None) is not None:
                 self.tell(v.RetryDue(number))
@@ -245,46 +249,35 @@ class Sweep:
 
     # When something fails that all jobs need
 
-    def look_at_records(self) -> None:
-        """Write down what has happened; start no job while the journal cannot be written."""
-        if self._error is None:
-            with contextlib.suppress(OutputError):
-                self.records.flush()
-        if self.records.error is not None:
-            self.block(self.records.error)
-
     def block(self, error: LaunchError) -> None:
         """No job is started until what failed works again."""
-        if self._error is not None or self._failure is not None:
-            return
-        self._error, self._error_since = error, self.clock()
-        self.tell(v.Blocked(str(error)))
-        self._try_later(error, self._error_since)
+        if self._error is None and self._failure is None:
+            self._error, self._error_since = error, self.clock()
+            self.tell(v.Blocked(str(error)))
+            self._try_later(error)
 
-    def _try_later(self, error: LaunchError, now: float) -> None:
-        hopeless = self.records.lost or self._executor.is_hopeless(error)
-        if hopeless or now - self._error_since >= _PATIENCE_SECONDS:
-            self.give_up(error)
+    def _try_later(self, error: LaunchError) -> None:
+        now = self.clock()
         self._try_at = now + _PAUSE_SECONDS
+        hopeless = self.journal.lost or self._executor.is_hopeless(error)
+        if hopeless or now - self._error_since >= _PATIENCE_SECONDS:
+            # what runs goes on
+            self._error, self._failure = None, error
+            self.tell(v.Abandoned())
 
-    def _try_again(self, now: float) -> None:
-        if self._error is None or now < self._try_at:
+    def _try_again(self) -> None:
+        if self._error is None or self.clock() < self._try_at:
             return
         try:
-            self.records.flush()
+            self.journal.flush()
             self._executor.again()
         except LaunchError as error:
             if self._scheduler.running:
-                self._error_since = now
-            self._try_later(error, now)
-            return
-        self._error = None
-        self.tell(v.Unblocked())
-
-    def give_up(self, error: LaunchError) -> None:
-        """No job is started any more; those that run go on."""
-        self._error, self._failure = None, error
-        self.tell(v.Abandoned())
+                self._error_since = self.clock()
+            self._try_later(error)
+        else:
+            self._error = None
+            self.tell(v.Unblocked())
 
     # Events and actions
 

@@ -506,13 +506,10 @@ class JobProcess:
             self.exit_code = code if code >= 0 else 128 - code
         return self.exit_code is not None
 
-    def end(
-        self, tell: Callable[[JobPrinted], None] | None = None, *, by_itself: bool = False
-    ) -> None:
-        """Kill and reap the process, and close everything."""
+    def end(self, tell: Callable[[JobPrinted], None] | None = None, seconds: float = 0.0) -> None:
+        """Reap the process, kill it if it has not ended by then, and close everything."""
         if self.pidfd >= 0:
-            if by_itself:
-                wait_readable(self.pidfd, _REAP_SECONDS)
+            wait_readable(self.pidfd, seconds)
             self.signal(signal.SIGKILL)
             wait_readable(self.pidfd, _REAP_SECONDS)
             self.reap()

@@ -41,7 +41,6 @@ from lllaunch.sweep.journal import (
     Journal,
     OverRecord,
     PlannedRecord,
-    Record,
     Result,
     Resumed,
     Skipped,
@@ -307,9 +306,9 @@ def id_of(path: str) -> str:
 class JobRecords:
     """What of each job that is not settled goes into the journal."""
 
-    def __init__(self, journal: Journal | None) -> None:
+    def __init__(self, journal: Journal) -> None:
         self._journal = journal
-        self._base = os.getcwd() if journal is None else os.path.dirname(journal.path)
+        self._base = os.path.dirname(journal.path)
         # Composed, and not in the journal yet.
         self._ahead: dict[int, ComposedRecord] = {}
 
@@ -326,15 +325,14 @@ class JobRecords:
             OutputError: the journal cannot be written; this can be tried again.
         """
         self._ahead.pop(answer.number, None)
-        self._keep(self._record(answer))
+        self._journal.keep(self._record(answer))
         if answer.directory:
             directory = os.path.join(self._base, answer.directory)
             forget_result(directory)
-            if self._journal is not None and pid is not None:
+            if self._journal.path and pid is not None:
                 # in a batch job, where there is no journal, it is this one's
                 forget_submission(directory)
-        if self._journal is not None:
-            self._journal.append(StartedRecord(answer.number, attempt, lease, pid))
+        self._journal.append(StartedRecord(answer.number, attempt, lease, pid))
 
     def ended(
         self, number: int, attempt: int, directory: str, exit_code: int, why: str
@@ -364,10 +362,10 @@ class JobRecords:
             if exit_code == 0:
                 state, text = "succeeded", ""
             result = Result(state, exit_code, text)
-        elif result.state == "signalled" and self._journal is not None:
+        elif result.state == "signalled" and self._journal.path:
             # Somebody has told this job to end. In a batch job all are told at once.
             cause = None
-        self._keep(EndedRecord(number, attempt, result))
+        self._journal.keep(EndedRecord(number, attempt, result))
         why = result.root_cause if exit_code else ""
         return v.JobEnded(number, exit_code, cause, why, result.seconds, result.objective)
 
@@ -375,48 +373,19 @@ class JobRecords:
         """What became of a job is known."""
         composed = self._ahead.pop(end.number, None)
         if composed is not None:
-            self._keep(composed)
+            self._journal.keep(composed)
         if composed is not None and end.state is v.JobState.FAILED:
             # It cannot run.
             result = Result("error", end.exit_code, first_line(end.why))
-            self._keep(EndedRecord(end.number, 0, result))
+            self._journal.keep(EndedRecord(end.number, 0, result))
         elif composed is not None or end.state is v.JobState.NOT_RUN:
-            self._keep(Skipped(end.number, first_line(end.why) or end.state.value))
+            self._journal.keep(Skipped(end.number, first_line(end.why) or end.state.value))
 
     def over(self, exit_code: int) -> None:
         """The sweep is over."""
-        self._keep(OverRecord(exit_code))
+        self._journal.keep(OverRecord(exit_code))
         with contextlib.suppress(OutputError):
-            self.flush()
-
-    @property
-    def error(self) -> OutputError | None:
-        """Why the journal could not be written when that was last tried; None if it was."""
-        return None if self._journal is None else self._journal.error
-
-    @property
-    def lost(self) -> bool:
-        """Whether the journal cannot be written any more, whatever happens."""
-        return self._journal is not None and self._journal.lost
-
-    def flush(self) -> None:
-        """Write down what could not be before.
-
-        Raises:
-            OutputError: it still cannot be.
-        """
-        if self._journal is not None:
             self._journal.flush()
-
-    def leave(self) -> None:
-        """In a forked job: the journal is the launcher's."""
-        if self._journal is not None:
-            self._journal.close()
-        self._journal = None
-
-    def _keep(self, record: Record) -> None:
-        if self._journal is not None:
-            self._journal.keep(record)
 
     def _record(self, answer: v.JobComposed | v.JobBroken) -> ComposedRecord:
         directory = answer.directory

@@ -27,6 +27,7 @@ from lllaunch.run.submission import (
 from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.spawner.forks import NOTICE
 from lllaunch.sweep.arrays import ArrayJob, need_in_task
+from lllaunch.sweep.journal import Journal
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.local import LocalExecutor
 from lllaunch.sweep.loop import Onlooker, Sweep
@@ -137,7 +138,7 @@ def _run(
             console.began(batch.directory, len(jobs), label, policy=policy)
             executor = LocalExecutor(Work(prepare, execute, machine, spawners), leases)
             onlooker = Onlooker(observe, console.tick_in, console.awaited)
-            Sweep(executor, policy, None, onlooker, [*jobs], signals).run()
+            Sweep(executor, policy, Journal(), onlooker, [*jobs], signals).run()
     finally:
         console.close()
         leases.close()
