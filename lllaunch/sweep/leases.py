@@ -23,9 +23,11 @@ locks. docs/design/leases.md says why it is so.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -98,20 +100,22 @@ class Leases:
         Raises:
             LeaseFailed: the system refused for another reason.
         """
-        slots = self._slots(lease)
         taken: dict[Slot, socket.socket] = {}
-        try:
-            for slot in slots:
-                found = self._lock(slot)
-                if found is None:
-                    return slot
-                taken[slot] = found
-            self._locks.update(taken)
-            taken = {}
-            return None
-        finally:
-            for lock in taken.values():
-                lock.close()
+        with contextlib.ExitStack() as undo:
+            for slot in self._slots(lease):
+                with _leasing(slot):
+                    lock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+                    try:
+                        lock.bind(self._addresses[slot])
+                    except OSError as error:
+                        if error.errno == errno.EADDRINUSE:
+                            return slot
+                        raise
+                    lock.listen(_BACKLOG)
+                taken[slot] = lock
+            undo.pop_all()
+        self._locks.update(taken)
+        return None
 
     def release(self, lease: Lease) -> None:
         """Gives the slots of a lease back, at once unless a forked job keeps them; idempotent."""
@@ -130,14 +134,18 @@ class Leases:
         Raises:
             LeaseFailed: no descriptor can be had.
         """
-        connection = _open_socket(slot)
-        try:
-            # Where too many wait already, this fails instead of waiting.
-            connection.setblocking(False)
-            connection.connect(self._addresses[slot])
-        except OSError:
-            connection.close()
-            return _look_again(slot)
+        with _leasing(slot):
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.setblocking(False)
+                connection.connect(self._addresses[slot])
+            except OSError:
+                # The holder has too many who wait already, or does not listen (yet), or we may not
+                # connect.
+                connection.close()
+                alarm = Alarm()
+                alarm.set(RETRY_AFTER)
+                return alarm
         # Nobody accepts: the kernel keeps the connection until the listening socket is gone.
         return connection
 
@@ -154,42 +162,15 @@ class Leases:
         # In the same order in every launcher, whatever CUDA_VISIBLE_DEVICES calls them there.
         return sorted(slots, key=self._addresses.__getitem__)
 
-    def _lock(self, slot: Slot) -> socket.socket | None:
-        lock = _open_socket(slot)
-        try:
-            lock.bind(self._addresses[slot])
-            lock.listen(_BACKLOG)
-        except OSError as error:
-            lock.close()
-            if error.errno == errno.EADDRINUSE:
-                return None
-            raise _failed(slot, error) from error
-        return lock
 
-
-def _open_socket(slot: Slot) -> socket.socket:
+@contextlib.contextmanager
+def _leasing(slot: Slot) -> Iterator[None]:
+    """Let an `OSError` of the block be a `LeaseFailed`."""
     try:
-        return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        yield
     except OSError as error:
-        raise _failed(slot, error) from error
-
-
-def _look_again(slot: Slot) -> SlotWatch:
-    """Waits a little, without a connection.
-
-    The holder has too many who wait already, or does not listen (yet), or we may not connect.
-    """
-    try:
-        alarm = Alarm()
-    except OSError as error:
-        raise _failed(slot, error) from error
-    alarm.set(RETRY_AFTER)
-    return alarm
+        raise LeaseFailed(str(slot), error.strerror or str(error)) from error
 
 
 def _address(kind: str, name: str) -> bytes:
     return f"\0lllaunch/{kind}/{name}".encode()
-
-
-def _failed(slot: Slot, error: OSError) -> LeaseFailed:
-    return LeaseFailed(str(slot), error.strerror or str(error))

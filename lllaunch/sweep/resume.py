@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from lllaunch.difference import differences, text_lines
@@ -111,32 +112,22 @@ def plan_resume(
     if not now:
         return matches
     before = configs_of(now.keys())
-    # for each difference the jobs that have it
+    # for each difference the jobs that have it, by number
     changed: dict[tuple[str, ...], list[JobHistory]] = {}
-    for _, job in finished:
-        if job.job in now:
-            kept = before.get(job.job)
-            # the journal does not keep the order of keys
-            change = () if kept is None else differences(kept, now[job.job], ordered=False)
-            lines = text_lines(change, _MOST_LINES, _WIDEST)
-            changed.setdefault(tuple(lines), []).append(job)
-    raise ConfigError(_problems(changed, len(finished) - looked_at))
+    for job in sorted((job for _, job in finished if job.job in now), key=lambda job: job.job):
+        kept = before.get(job.job)
+        # the journal does not keep the order of keys
+        change = () if kept is None else differences(kept, now[job.job], ordered=False)
+        changed.setdefault(tuple(text_lines(change, _MOST_LINES, _WIDEST)), []).append(job)
+    *most, last = [_problem(change, jobs) for change, jobs in changed.items()]
+    if others := len(finished) - looked_at:
+        text = f"({others} more of those that have finished were not compared)"
+        last = replace(last, hint=f"{last.hint}\n    {text}")
+    raise ConfigError((*most, last))
 
 
-def _problems(
-    changed: Mapping[tuple[str, ...], Iterable[JobHistory]], others: int
-) -> tuple[Diagnostic, ...]:
-    """Returns a message for each difference, with all jobs that have it."""
-    jobs = [(change, sorted(whose, key=lambda job: job.job)) for change, whose in changed.items()]
-    jobs.sort(key=lambda pair: pair[1][0].job)
-    *most, last = [(change, whose, 0) for change, whose in jobs]
-    return tuple(_problem(*one) for one in (*most, (*last[:2], others)))
-
-
-def _problem(change: Sequence[str], jobs: Sequence[JobHistory], others: int) -> Diagnostic:
+def _problem(change: Sequence[str], jobs: Sequence[JobHistory]) -> Diagnostic:
     what = [*change] or ["what has changed is not known: the old config was not kept"]
-    if others:
-        what.append(f"({others} more of those that have finished were not compared)")
     numbers = [job.job for job in jobs]
     if len(jobs) == 1:
         overrides = " ".join(jobs[0].overrides)
