@@ -115,16 +115,12 @@ class Batch:
     """Some jobs of a sweep, in the order in which the sweeper asked for them.
 
     ``labels``: their overrides, redacted. ``skipped``: those that have finished in an earlier
-    launcher and do not run, by number. ``directories``: by number where the result.json is of those
-    that run again, and later of those that are composed, as the journal has it (relative to the
-    sweep's directory, or absolute). One that never had a directory is not in it.
+    launcher and do not run, by number.
     """
 
     labels: Sequence[Sequence[str]]
     numbers: Sequence[int]
     skipped: Mapping[int, JobHistory] = field(default_factory=dict)
-    directories: dict[int, str] = field(default_factory=dict)
-    ends: dict[int, v.Settle] = field(default_factory=dict)
 
     def index(self, number: int) -> int:
         """Return the place of a job among the others."""
@@ -258,8 +254,16 @@ class SweepSession:
                 # the launcher that ran it had not come to that
                 self.journal.keep(EndedRecord(number, job.retry, job.result))
         self.journal.flush()
-        again = {job.job: job.directory for job in planned if job.directory and not job.finished}
-        return Batch(jobs, tuple(job.job for job in planned), skipped, again)
+        return Batch(jobs, tuple(job.job for job in planned), skipped)
+
+    def job(self, number: int) -> JobHistory | None:
+        """Return what the journal tells of a job by now, None if nothing."""
+        return self._history.jobs.get(number)
+
+    def directory_of(self, number: int) -> str:
+        """Return where the result.json of a job is, absolute; empty if that is not known."""
+        job = self.job(number)
+        return "" if job is None or not job.directory else os.path.join(self.path, job.directory)
 
     @property
     def direction(self) -> Direction | None:

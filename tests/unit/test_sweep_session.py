@@ -246,7 +246,6 @@ def test_a_resume_runs_what_has_not_finished_and_tells_what_has(tmp_path: Path) 
             0: Result("succeeded", 0, "", 1.5),
             1: Result("succeeded", 0, "", 1.5),
         }
-        assert batch.directories == {2: "2", 3: "3"}
         assert told == [(4, 1, "1"), (5, 0, "0")]
         assert records(tmp_path)[len(before) :] == [
             Resumed("0.1.0", COMMAND),

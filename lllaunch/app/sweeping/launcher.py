@@ -54,7 +54,7 @@ from lllaunch.sweep.machine import SweepMachine, find_machine
 from lllaunch.sweep.objective import Objective, Objectives, as_direction
 from lllaunch.sweep.processes import Work
 from lllaunch.sweep.protocol import Answer
-from lllaunch.sweep.schedule import FinishSweep, JobBroken, JobComposed, JobState, Settle
+from lllaunch.sweep.schedule import FinishSweep, JobBroken
 from lllaunch.sweep.session import Batch, SweepSession, id_of
 from lllaunch.sweep.spawner_pool import SpawnerPool
 from lllaunch.words import RESUME, counted, resume_override, short_overrides, shown_path
@@ -64,6 +64,7 @@ if TYPE_CHECKING:
 
     from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher
     from lllaunch.app.sweeping.composing import JobConfig
+    from lllaunch.sweep.history import JobHistory
     from lllaunch.sweep.objective import Direction
     from lllaunch.sweep.pool import Lease
 
@@ -274,9 +275,7 @@ class HydraSweep:
             """In the process of a job: compose it."""
             index = batch.index(number)
             # where it was tried before, by this launcher or another
-            directory = batch.directories.get(number)
-            if directory is not None:
-                directory = os.path.join(self._session.path, directory)
+            directory = self._session.directory_of(number) or None
             return self._jobs.prepare(overrides[index], batch.labels[index], number, directory)
 
         def review(answer: Answer) -> Answer:
@@ -296,13 +295,6 @@ class HydraSweep:
             )
             return JobBroken(number, ExitCode.CONFIG, why, answer.overrides, answer.directory)
 
-        def observe(event: object) -> None:
-            if isinstance(event, Settle):
-                batch.ends[event.number] = event
-            elif isinstance(event, JobComposed):
-                batch.directories[event.number] = event.directory
-            console.observe(event)
-
         jobs, session, policy = self._jobs, self._session, self._settings.policy
         executor: Executor
         if jobs.composer.for_cluster:
@@ -318,7 +310,7 @@ class HydraSweep:
             work = Work(prepare, jobs.execute, jobs.machine, spawners, pins, captures=True)
             work = work._replace(locks=session.locks)
             executor = LocalExecutor(work, self._leases, review)
-        onlooker = Onlooker(observe, console.tick_in, console.awaited)
+        onlooker = Onlooker(console.observe, console.tick_in, console.awaited)
         sweep = Sweep(executor, policy, session.journal, onlooker, batch.to_run(), signals)
         try:
             return sweep.run()
@@ -396,15 +388,10 @@ class HydraSweep:
     def returned(self, batch: Batch, overrides: Sequence[str], index: int) -> JobReturn:
         """Return what became of a job."""
         number = batch.numbers[index]
-        skipped = batch.skipped.get(number)
-        failure, end = None, batch.ends.get(number)
-        if skipped is not None:
-            directory = skipped.directory
-        else:
-            directory = batch.directories.get(number, "")
-            if end is None or end.state is not JobState.SUCCEEDED:
-                failure = _failure(name_of(batch.labels[index], number), end)
-        directory = os.path.join(self._session.path, directory) if directory else ""
+        job, directory = self._session.job(number), self._session.directory_of(number)
+        failure = None
+        if job is None or not job.finished:
+            failure = _failure(name_of(batch.labels[index], number), job)
         composer = self._jobs.composer
 
         def compose() -> JobConfig:
@@ -627,10 +614,10 @@ class SweptJob(JobReturn):
         return f"SweptJob(overrides={self.overrides}, status={self.status.name})"
 
 
-def _failure(name: str, end: Settle | None) -> JobFailed:
-    """Return the exception of a job that did not succeed; None of one that has no end."""
-    if end is None:
+def _failure(name: str, job: JobHistory | None) -> JobFailed:
+    """Return the exception of a job that did not succeed."""
+    if job is None or job.exit_code is None:
         return JobFailed(ExitCode.ERROR, f"lllaunch: {name} was not run")
-    code = ExitCode.ERROR if end.exit_code is None else end.exit_code
-    said = "was not run" if end.state is JobState.NOT_RUN else f"failed (exit code {code})"
-    return JobFailed(code, f"lllaunch: {name} {said}{f': {end.why}' if end.why else ''}")
+    said = f"failed (exit code {job.exit_code})"
+    why = f": {job.root_cause}" if job.root_cause else ""
+    return JobFailed(job.exit_code, f"lllaunch: {name} {said}{why}")

@@ -174,7 +174,7 @@ class SlurmExecutor(Executor):
         if answer is not None:
             self.sweep.composed(answer)
         else:
-            label, directory = self._batch.label(number), self._batch.directories[number]
+            label, directory = self._batch.label(number), self._session.directory_of(number)
             self.sweep.tell(v.JobComposed(number, Need(), tuple(label), directory))
 
     def start(self, start: v.StartJob) -> None:
@@ -266,7 +266,6 @@ class SlurmExecutor(Executor):
                     if read_submission(job.directory) is None:
                         submission = structs.replace(array.submission, job=id_, directory="")
                         submission.write(job.directory)
-                    self._batch.directories[job.number] = job.directory
                     self._in_queue[job.number] = SubmittedJob(
                         job.number, job.directory, id_, shares=len(task) > 1
                     )
