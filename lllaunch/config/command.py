@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from lllaunch.config.fields import Findings, Settings, did_you_mean
 from lllaunch.config.kinds import Kind, Node
-from lllaunch.config.locate import NameStatus, locate, locate_main, misfits
+from lllaunch.config.locate import locate, locate_main, misfits
 from lllaunch.config.tree import BROKEN, Tree, Withheld, has_secrets, reveal
 from lllaunch.config.values import format_duration, parse_duration
 from lllaunch.errors import Code, Unfit
@@ -255,9 +255,9 @@ def _look_for(entrypoint: Entrypoint, place: SearchPlace) -> Signature | None:
         located = locate_main(entrypoint.name, place.sys_path)
     else:
         located = locate(entrypoint.name, entrypoint.qualname, place.sys_path)
-    if located.status is NameStatus.MISSING:
+    if located.problem:
         raise Unfit(
-            message="cannot be run", hint=located.hint, detail=located.reason, code="entrypoint"
+            message="cannot be run", hint=located.hint, detail=located.problem, code="entrypoint"
         )
     return located.signature
 
@@ -272,9 +272,9 @@ def check_preload(module: object, sys_path: Sequence[str], *, here: bool = True)
         raise Unfit("the name of a module (package.module)", code="preload")
     located = locate(module, "", sys_path)
     # plan and check run without the packages of workers: where torch is missing, others may be
-    if located.status is NameStatus.MISSING and (here or find_spec("torch")):
+    if located.problem and (here or find_spec("torch")):
         raise Unfit(
-            message="cannot be imported", hint=located.hint, detail=located.reason, code="preload"
+            message="cannot be imported", hint=located.hint, detail=located.problem, code="preload"
         )
     return module
 

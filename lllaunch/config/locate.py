@@ -14,8 +14,6 @@ import os
 import pkgutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum, auto
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import resolve_name
 from inspect import Parameter, Signature, signature
@@ -106,33 +104,29 @@ def _names_bound_by(node: ast.AST) -> list[str]:
 _MOST_MODULES = 5000
 
 
-class NameStatus(Enum):
-    """What can be said of a name."""
+class Located(NamedTuple):
+    """Where a module or function is, as far as that is known without importing it."""
 
-    FOUND = auto()
-    MISSING = auto()
-    UNKNOWN = auto()
-
-
-@dataclass(frozen=True)
-class Located:
-    """Where a module or function is."""
-
-    status: NameStatus  # found; certainly missing or unusable; or not to be told without importing
     file: str = ""
     # of a function that is defined once, without decorators; else None
     signature: Signature | None = None
-    # for ``MISSING`` what is wrong, as a sentence; for ``UNKNOWN`` why it cannot be told
-    reason: str = ""
+    # what is wrong, as a sentence, with what is certainly missing or of no use
+    problem: str = ""
     hint: str = ""
 
 
-class _Undecided(Exception):
-    """Carries the answer, where there is no module to go on with."""
+class _Unknown(Exception):
+    """Something cannot be told without importing it."""
 
-    def __init__(self, located: Located) -> None:
-        super().__init__(located)
-        self.located = located
+    answer = Located()
+
+
+class _Missing(_Unknown):
+    """Something is certainly not there, or of no use."""
+
+    def __init__(self, problem: str, hint: str = "", file: str = "") -> None:
+        super().__init__(problem)
+        self.answer = Located(file, None, problem, hint)
 
 
 def import_path(
@@ -151,15 +145,14 @@ def locate(module: str, qualname: str, path: Sequence[str]) -> Located:
     """Find a dotted name in a module; with an empty one, the module itself."""
     try:
         file = _source_of(_find(module, path))
-        if not qualname:
-            return Located(NameStatus.FOUND, file)
-        return _look_up(file, _parse(file), qualname)
-    except _Undecided as undecided:
-        return undecided.located
+        return Located(file, _look_up(file, qualname) if qualname else None)
+    except _Unknown as error:
+        return error.answer
 
 
-def _look_up(file: str, module: ast.Module, qualname: str) -> Located:
+def _look_up(file: str, qualname: str) -> Signature | None:
     """Look for a name in the source of a module, or in that of classes within it."""
+    module = _parse(file)
     node: ast.AST | None = module
     dynamic = any(map(_is_unseen_binding, ast.walk(module)))
     prefix = ""
@@ -168,10 +161,9 @@ def _look_up(file: str, module: ast.Module, qualname: str) -> Located:
         bound = {} if scope is None else bindings_in(scope)
         if scope is None or name not in bound:
             if dynamic or scope is None:
-                return Located(NameStatus.UNKNOWN, file, reason="its names are made at run time")
+                return None
             hint = did_you_mean(qualname, [f"{prefix}{other}" for other in bound])
-            reason = f"{file!r} defines no {qualname!r}"
-            return Located(NameStatus.MISSING, file, reason=reason, hint=hint)
+            raise _Missing(f"{file!r} defines no {qualname!r}", hint, file)
         nodes = [each for each, _ in bound[name]]
         # the statement that binds it, if there is one only and it always runs
         node = nodes[0] if len(nodes) == 1 and nodes[0] in scope.body else None
@@ -182,13 +174,13 @@ def _look_up(file: str, module: ast.Module, qualname: str) -> Located:
     unusable = ""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not node.decorator_list:
         if isinstance(node, ast.FunctionDef):
-            return Located(NameStatus.FOUND, file, signature_of(node))
+            return signature_of(node)
         unusable = "is a coroutine function, which nobody would await"
     elif isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, _CONSTANTS):
         unusable = "is a value, nothing that can be called"
-    if not unusable:
-        return Located(NameStatus.FOUND, file)
-    return Located(NameStatus.MISSING, file, reason=f"{qualname!r} in {file!r} {unusable}")
+    if unusable:
+        raise _Missing(f"{qualname!r} in {file!r} {unusable}", "", file)
+    return None
 
 
 def _is_unseen_binding(node: ast.AST) -> bool:
@@ -208,28 +200,28 @@ def locate_main(module: str, path: Sequence[str]) -> Located:
     """Find what ``python -m module`` would run: for a package, its ``__main__``."""
     try:
         found = _find(module, path)
-        if not _places(found):
-            return Located(NameStatus.FOUND, _source_of(found))
-        main = _find_below(found, f"{module}.__main__")
-        if main is None:
-            reason = f"{module!r} is a package without a __main__ module"
-            return Located(NameStatus.MISSING, _source_of(found), reason=reason)
-        return Located(NameStatus.FOUND, _source_of(main))
-    except _Undecided as undecided:
-        return undecided.located
+        if _places(found):
+            main = _find_below(found, f"{module}.__main__")
+            if main is None:
+                problem = f"{module!r} is a package without a __main__ module"
+                raise _Missing(problem, "", _source_of(found))
+            found = main
+        return Located(_source_of(found))
+    except _Unknown as error:
+        return error.answer
 
 
 def _parse(path: str) -> ast.Module:
     if not path:
-        raise _unknown("it has no Python source")
+        raise _Unknown
     try:
         with open(path, "rb") as file:
             return ast.parse(file.read(), path)
     except SyntaxError as error:
         where = f"line {error.lineno}: {error.msg}"
-        raise _missing(f"{path!r} is not valid Python, {where}", file=path) from None
-    except (OSError, ValueError, RecursionError, MemoryError) as error:
-        raise _unknown(f"{path!r} cannot be read: {error}") from None
+        raise _Missing(f"{path!r} is not valid Python, {where}", "", path) from None
+    except (OSError, ValueError, RecursionError, MemoryError):
+        raise _Unknown from None
 
 
 def _find(name: str, path: Sequence[str]) -> ModuleSpec:
@@ -242,7 +234,7 @@ def _find(name: str, path: Sequence[str]) -> ModuleSpec:
             reason = f"package {module.name!r} has no module {part!r}"
             if not _places(module):
                 reason = f"{module.name!r} is no package: it has no module {part!r}"
-            raise _missing(reason, did_you_mean(part, names), _source_of(module))
+            raise _Missing(reason, did_you_mean(part, names), _source_of(module))
         module = below
     return module
 
@@ -254,12 +246,12 @@ def _find_top(name: str, path: Sequence[str]) -> ModuleSpec:
         else:
             try:
                 spec = finder.find_spec(name, None)
-            except Exception as error:  # noqa: BLE001 - a finder is anybody's code
-                raise _unknown(f"a finder failed on it: {error!r}") from None
+            except Exception:  # noqa: BLE001 - a finder is anybody's code
+                raise _Unknown from None
         if spec is not None:
             return spec
     modules = (info.name for info in _some_modules(path))
-    raise _missing(f"there is no module {name!r}", did_you_mean(name, modules))
+    raise _Missing(f"there is no module {name!r}", did_you_mean(name, modules))
 
 
 def _find_below(parent: ModuleSpec, name: str) -> ModuleSpec | None:
@@ -268,7 +260,7 @@ def _find_below(parent: ModuleSpec, name: str) -> ModuleSpec | None:
         return spec
     source = _source_of(parent)
     if _makes_modules(source) if source else parent.loader is not None:
-        raise _unknown(f"{parent.name!r} may have modules that no file shows")
+        raise _Unknown
     return None
 
 
@@ -315,14 +307,6 @@ def _some_modules(path: Sequence[str]) -> list[pkgutil.ModuleInfo]:
     return [info for info, _ in zip(modules, range(_MOST_MODULES), strict=False)]
 
 
-def _missing(reason: str, hint: str = "", file: str = "") -> _Undecided:
-    return _Undecided(Located(NameStatus.MISSING, file, reason=reason, hint=hint))
-
-
-def _unknown(reason: str) -> _Undecided:
-    return _Undecided(Located(NameStatus.UNKNOWN, reason=reason))
-
-
 _MOST_FILES = 300
 _MOST_HOPS = 40
 
@@ -349,7 +333,7 @@ class _Source(NamedTuple):
         try:
             return resolve_name("." * node.level + (node.module or ""), self.package)
         except ImportError:
-            raise _unknown("it leads too far") from None
+            raise _Unknown from None
 
 
 class Objects:
@@ -371,7 +355,7 @@ class Objects:
         """
         try:
             found = self._definitions(module, qualname, frozenset())
-        except (_Undecided, RecursionError):
+        except (_Unknown, RecursionError):
             return ()
         return tuple(dict.fromkeys(found))
 
@@ -382,7 +366,7 @@ class Objects:
 
     def _definitions(self, module: str, qualname: str, seen: _Seen) -> list[Definition]:
         if (module, qualname) in seen or len(seen) > _MOST_HOPS:
-            raise _unknown("it leads too far")
+            raise _Unknown
         seen |= {(module, qualname)}
         source = self._source(module)
         first, _, rest = qualname.partition(".")
@@ -406,7 +390,7 @@ class Objects:
     ) -> list[Definition]:
         if isinstance(node, DEFINITIONS):
             if rest and not _defines(node, rest):
-                raise _unknown("it leads too far")
+                raise _Unknown
             return [Definition(source.module, _join(first, rest), source.file)]
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
             if isinstance(node.value, (ast.Call, ast.Lambda)) and not rest:
@@ -424,7 +408,7 @@ class Objects:
         if isinstance(node, ast.Import) and alias is not None and rest:
             module = alias.name if alias.asname else first
             return self._definitions(module, rest, seen)
-        raise _unknown("it leads too far")
+        raise _Unknown
 
     def _not_bound(self, source: _Source, first: str, rest: str, seen: _Seen) -> list[Definition]:
         clear = "__getattr__" not in source.bindings
@@ -433,28 +417,29 @@ class Objects:
             module = source.absolute(star)
             try:
                 return self._definitions(module, _join(first, rest), seen)
-            except _Undecided as undecided:
-                if undecided.located.status is NameStatus.UNKNOWN:
-                    clear = False
-                    break
+            except _Missing:
+                continue
+            except _Unknown:
+                clear = False
+                break
         try:
             return self._submodule(source.module, first, rest, seen)
-        except _Undecided:
+        except _Unknown:
             if clear:
                 raise
-            raise _unknown("its names are made at run time") from None
+            raise _Unknown from None
 
     def _submodule(self, package: str, name: str, rest: str, seen: _Seen) -> list[Definition]:
         _find(f"{package}.{name}", self._path)
         if not rest:
-            raise _unknown("it is a module")
+            raise _Unknown
         return self._definitions(f"{package}.{name}", rest, seen)
 
     def _source(self, module: str) -> _Source:
         if module in self._sources:
             return self._sources[module]
         if len(self._sources) >= _MOST_FILES:
-            raise _unknown("it leads too far")
+            raise _Unknown
         file = _source_of(_find(module, self._path))
         # a namespace package has no source, an extension module none that can be read; in neither
         # is anything bound but submodules

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lllaunch.config.locate import Located, NameStatus, locate, locate_main
+from lllaunch.config.locate import Located, locate, locate_main
 
-FOUND, MISSING, UNKNOWN = NameStatus.FOUND, NameStatus.MISSING, NameStatus.UNKNOWN
+# whether something is certainly not there
+MISSING, UNKNOWN, FOUND = True, False, False
 
 
 def write(root: Path, name: str, text: str = "") -> Path:
@@ -31,7 +32,7 @@ def test_nothing_is_imported(tmp_path: Path) -> None:
     write(tmp_path, "pkg_a/sub/__init__.py", boom)
     write(tmp_path, "pkg_a/sub/mod.py", boom + "def f(): ...\n")
     found = find(tmp_path, "pkg_a.sub.mod", "f")
-    assert (found.status, found.file) == (FOUND, str(tmp_path / "pkg_a/sub/mod.py"))
+    assert (found.problem, found.file) == ("", str(tmp_path / "pkg_a/sub/mod.py"))
     assert "pkg_a" not in sys.modules
 
 
@@ -39,40 +40,39 @@ def test_all_directories_are_searched_for_parts_of_a_package(tmp_path: Path) -> 
     write(tmp_path, "one/space/inner/mod_x.py", "def f(): ...\n")
     write(tmp_path, "two/space/inner/mod_y.py", "def g(): ...\n")
     path = [str(tmp_path / "one"), str(tmp_path / "two")]
-    assert locate("space.inner.mod_x", "f", path).status is FOUND
-    assert locate("space.inner.mod_y", "g", path).status is FOUND
+    assert not locate("space.inner.mod_x", "f", path).problem
+    assert not locate("space.inner.mod_y", "g", path).problem
     missing = locate("space.inner.mod_z", "g", path)
-    assert missing.reason == "package 'space.inner' has no module 'mod_z'"
+    assert missing.problem == "package 'space.inner' has no module 'mod_z'"
     assert missing.hint.startswith("did you mean 'mod_")
     # of a module the first directory wins
     write(tmp_path, "one/twice.py", "def f(): ...\n")
     write(tmp_path, "two/twice.py", "def g(): ...\n")
-    assert locate("twice", "g", path).status is MISSING
+    assert locate("twice", "g", path).problem
 
 
 def test_a_missing_module_has_a_suggestion_and_a_module_has_no_parts(tmp_path: Path) -> None:
     write(tmp_path, "training.py")
     missing = find(tmp_path, "trainign")
-    assert (missing.status, missing.reason) == (MISSING, "there is no module 'trainign'")
+    assert missing.problem == "there is no module 'trainign'"
     assert missing.hint == "did you mean 'training'?"
     part = find(tmp_path, "training.part")
-    assert part.reason == "'training' is no package: it has no module 'part'"
+    assert part.problem == "'training' is no package: it has no module 'part'"
 
 
 def test_modules_without_source_cannot_be_judged() -> None:
     for module, name in (("builtins", "print"), ("time", "sleep"), ("os.path", "join")):
-        assert locate(module, name, sys.path).status is UNKNOWN
+        assert not locate(module, name, sys.path).problem
 
 
 def test_source_that_does_not_parse_is_told_with_its_line(tmp_path: Path) -> None:
     file = write(tmp_path, "broken_one.py", "x = 1\ndef f(:\n")
     broken = find(tmp_path, "broken_one", "f")
-    assert broken.status is MISSING
-    assert broken.reason.startswith(f"{str(file)!r} is not valid Python, line 2: ")
+    assert broken.problem.startswith(f"{str(file)!r} is not valid Python, line 2: ")
 
 
 @pytest.mark.parametrize(
-    ("source", "status"),
+    ("source", "missing"),
     [
         # whatever binds the name counts
         ("def f(): ...", FOUND),
@@ -95,9 +95,9 @@ def test_source_that_does_not_parse_is_told_with_its_line(tmp_path: Path) -> Non
         ("lambda f: f", MISSING),
     ],
 )
-def test_whether_a_name_is_there(tmp_path: Path, source: str, status: NameStatus) -> None:
+def test_whether_a_name_is_there(tmp_path: Path, source: str, missing: bool) -> None:
     write(tmp_path, "some_module.py", source)
-    assert find(tmp_path, "some_module", "f").status is status
+    assert bool(find(tmp_path, "some_module", "f").problem) is missing
 
 
 @pytest.mark.parametrize(
@@ -118,18 +118,18 @@ def test_what_certainly_cannot_be_called(
 ) -> None:
     file = write(tmp_path, "uncallable.py", source)
     unusable = find(tmp_path, "uncallable", name)
-    assert unusable.status is MISSING
-    assert (unusable.reason, unusable.hint) == (why.format(repr(str(file))), hint)
+    assert unusable.problem
+    assert (unusable.problem, unusable.hint) == (why.format(repr(str(file))), hint)
 
 
 def test_methods_are_found_in_their_class(tmp_path: Path) -> None:
     source = "class A:\n    @staticmethod\n    def run(): ...\n    def go(self): ...\n"
     write(tmp_path, "classes.py", f"{source}class B(A):\n    ...\nC = A\n")
-    assert find(tmp_path, "classes", "A.run").status is FOUND
+    assert not find(tmp_path, "classes", "A.run").problem
     go = find(tmp_path, "classes", "A.go").signature
     assert list(go.parameters if go else ()) == ["self"]
     assert find(tmp_path, "classes", "A.rnu").hint == "did you mean 'A.run'?"
-    statuses = [find(tmp_path, "classes", f"{name}.run").status for name in "BCD"]
+    statuses = [bool(find(tmp_path, "classes", f"{name}.run").problem) for name in "BCD"]
     assert statuses == [UNKNOWN, UNKNOWN, MISSING]
 
 
@@ -140,7 +140,7 @@ def test_methods_are_found_in_their_class(tmp_path: Path) -> None:
 def test_a_signature_is_told_only_if_it_is_certain(tmp_path: Path, source: str) -> None:
     write(tmp_path, "uncertain.py", source)
     found = find(tmp_path, "uncertain", "f")
-    assert (found.status, found.signature) == (FOUND, None)
+    assert (found.problem, found.signature) == ("", None)
 
 
 def test_what_python_dash_m_would_run(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_what_python_dash_m_would_run(tmp_path: Path) -> None:
         write(tmp_path, name)
     path = [str(tmp_path)]
     assert locate_main("app_a", path).file == str(tmp_path / "app_a/__main__.py")
-    assert locate_main("app_c", path).status is FOUND
+    assert not locate_main("app_c", path).problem
     none = locate_main("app_b", path)
-    assert (none.status, none.reason) == (MISSING, "'app_b' is a package without a __main__ module")
-    assert locate_main("app_d", path).status is MISSING
+    assert none.problem == ("'app_b' is a package without a __main__ module")
+    assert locate_main("app_d", path).problem
