@@ -221,7 +221,7 @@ class Redactor:
         """Return the redactor for the secrets that a run gives to its workers."""
         secrets = {
             value: source
-            for path, value, source in spec.withheld()
+            for path, value, source in spec.withheld
             if is_secret(value, *map(str, path), source)
         }
         return cls(secrets, certain=True)

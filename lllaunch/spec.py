@@ -6,12 +6,10 @@ replaces it per worker.
 
 from __future__ import annotations
 
-import functools
-import operator
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct, field
@@ -319,6 +317,9 @@ class LaunchSpec(Discreet, frozen=True):
     # the text that it comes from (``${oc.env:NAME}``), and of one that the machine decides on what
     # the config says
     sources: Mapping[Path, Any] = field(default_factory=dict)
+    # what must not be written of what workers and batch jobs are given: path in the config, value,
+    # and the text that it comes from
+    withheld: tuple[tuple[Path, str, str], ...] = ()
     nodes: Nodes | None = None
     detected: tuple[Detected, ...] = ()
     cluster: Cluster | None = None
@@ -341,27 +342,6 @@ class LaunchSpec(Discreet, frozen=True):
     def imports(self) -> tuple[str, ...]:
         """All modules that the spawner imports before it forks."""
         return (*self.preload, *self.derived_preload)
-
-    def withheld(self) -> Iterator[tuple[Path, str, str]]:
-        """Yield what must not be written of arguments: path in the config, value, source text."""
-        nodes: dict[str | int, Any] = {
-            "args": self.kwargs or self.args,
-            "env": self.env,
-            "env_per_rank": {rank_key(ranks): env for ranks, env in self.env_per_rank.items()},
-        }
-        settings = {} if self.cluster is None else self.cluster.settings
-        nodes["cluster"] = settings
-        if self.preflight is not None:
-            nodes["preflight"] = self.preflight._asdict()
-        for path, source in self.sources.items():
-            text = str(source)
-            if path[0] in nodes and (path[0] != "cluster" or path[1] in settings):
-                value = functools.reduce(operator.getitem, path, nodes)
-                # text that was taken apart: its own words are in its source
-                words = value if isinstance(value, tuple) else (value,)
-                for word in map(str, words):
-                    if words[0] is value or word not in text:
-                        yield self.config_path(path), word, text
 
     def config_path(self, path: Path) -> Path:
         """Return the path in the config of what a value of the plan was made from."""

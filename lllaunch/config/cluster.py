@@ -300,13 +300,13 @@ _HOW = f"write {KEY}={BACKEND}, or +{KEY}={BACKEND} where no config has chosen o
 class ClusterNode(NamedTuple):
     """What a config says of a cluster.
 
-    ``nodes`` is None if it does not say how many; ``cluster`` is of one node then. ``sources`` are
-    as in `lllaunch.spec.LaunchSpec`.
+    ``nodes`` is None if it does not say how many; ``cluster`` is of one node then. ``secrets`` are
+    by path in a plan.
     """
 
     cluster: Cluster
     nodes: int | None = None
-    sources: Mapping[Path, Any] = {}
+    secrets: Mapping[Path, Withheld] = {}
 
 
 def read_cluster(
@@ -400,8 +400,8 @@ def _read(items: dict[str, Tree], key: str, findings: Findings) -> ClusterNode:
         delay = items.get("signal_delay_s", cluster.signal_delay_s)
         findings.add(f"{KEY}.signal_delay_s", delay, unfit)
     leaves = leaf_items(items)
-    sources = {_planned(path): leaf.source for path, leaf in leaves if isinstance(leaf, Withheld)}
-    return ClusterNode(cluster, own.get("nodes"), sources)
+    secrets = {_planned(path): leaf for path, leaf in leaves if isinstance(leaf, Withheld)}
+    return ClusterNode(cluster, own.get("nodes"), secrets)
 
 
 def _with_commas(names: list[Tree]) -> Tree:
@@ -455,10 +455,10 @@ def _with_nodes(
     except Unfit:
         return read, settings  # noted where it is read
     if given is None or given == AUTO:
-        nodes, sources = read.nodes or 1, read.sources
+        nodes, secrets = read.nodes or 1, read.secrets
     else:
         least, nodes = given
-        sources = read.sources
+        secrets = read.secrets
         if least != nodes:
             expected = f"one number, as the run goes to a cluster ({KEY}.backend)"
             hint = "an allocation has as many nodes as it was asked for"
@@ -467,11 +467,11 @@ def _with_nodes(
             message = f"is not {key}, which is {nodes}"
             unfit = Unfit(message=message, hint="leave one of them out", code=KEY)
             findings.add(f"{KEY}.nodes", read.nodes, unfit)
-        elif has_secrets(tree):
-            sources = {**sources, (KEY, "nodes"): conceal(tree)}
+        elif isinstance(tree, Withheld):
+            secrets = {**secrets, (KEY, "nodes"): tree}
     if given == AUTO or nodes > 1:
         settings = settings.with_value("nnodes", AUTO)
-    return ClusterNode(structs.replace(read.cluster, nodes=nodes), nodes, sources), settings
+    return ClusterNode(structs.replace(read.cluster, nodes=nodes), nodes, secrets), settings
 
 
 def written_cluster(cluster: Cluster) -> dict[str, Any]:

@@ -10,9 +10,9 @@ import contextlib
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
 from omegaconf.errors import OmegaConfBaseException
@@ -65,7 +65,7 @@ from lllaunch.errors import Unfit
 from lllaunch.launch_settings import KEYS, LAUNCH_FIELDS, SETTINGS
 from lllaunch.macros import names_in
 from lllaunch.spawner.interpreter import is_of_contract
-from lllaunch.spec import LaunchSpec, Nodes, Path, rank_key
+from lllaunch.spec import LaunchSpec, Nodes, Path, Preflight, rank_key
 from lllaunch.std import Std
 from lllaunch.text import write_range
 
@@ -218,14 +218,15 @@ def _build(
         given = reveal(env.get("PYTHONPATH")) or around.environ.get("PYTHONPATH", "")
         paths = filter(None, (around.runtime_cwd, given))
         derived_env = {"PYTHONPATH": os.pathsep.join(paths)}
-    # their secrets are told leaf by leaf
     passed = {
         "args": dict(call.kwargs) or list(call.args),
         "env": env,
         "env_per_rank": {rank_key(ranks): own for ranks, own in env_per_rank.items()},
         "preflight": {"command": preflight_command},
     }
-    sources = {**nodes.sources, **_sources_of_settings(settings)}
+    secrets = dict(_secrets_in(settings, passed))
+    secrets.update({} if cluster is None else cluster.secrets)
+    sources = {**nodes.sources, **{path: conceal(tree) for path, tree in secrets.items()}}
     # null: the config says nothing, and whatever starts the nodes may
     word = None if nodes.leaves_nproc else nproc_word(reveal(settings["nproc"]))
     if word != "":  # the machine decides, and plans are the same on all
@@ -233,7 +234,6 @@ def _build(
     id_of_group = settings["rdzv"].get("id") if isinstance(settings["rdzv"], dict) else None
     if has_secrets(id_of_group) and not settings.is_given("run_id"):
         sources["run_id",] = conceal(id_of_group)
-    sources |= {p: leaf.source for p, leaf in leaf_items(passed) if isinstance(leaf, Withheld)}
     return LaunchSpec(
         **_read_plain(settings, around),
         entrypoint=entrypoint,
@@ -261,7 +261,8 @@ def _build(
         redirects={rank: Std(std | tee[rank]) for rank, std in files.items()},
         tee=tee,
         local_ranks_filter=None if settings["local_ranks_filter"] is None else _joined(shown),
-        sources=sources if cluster is None else {**sources, **cluster.sources},
+        sources=sources,
+        withheld=tuple(_withheld(secrets, call, preflight)),
     )
 
 
@@ -288,27 +289,40 @@ def _read_plain(settings: Settings, around: HostContext) -> dict[str, Any]:
     return plain
 
 
-# their secrets are told leaf by leaf
-_PASSED = frozenset({"args", "env", "env_per_rank", "preflight"})
 _MAPPINGS = frozenset({"watchdog", "restart", "resources", "rdzv"})
 
 
-def _sources_of_settings(settings: Settings) -> dict[Path, Any]:
-    """Return what stands in a plan for settings that hold secrets.
+def _secrets_in(settings: Settings, passed: Mapping[str, Tree]) -> Iterator[tuple[Path, Tree]]:
+    """Yield the parts of settings that hold secrets, by path in a plan.
 
-    A mapping is taken apart, unless its preset is one: what that says is not written either.
+    What workers are ``passed`` is taken apart leaf by leaf, a mapping of settings by its keys,
+    unless its preset is a secret: what that says is not written either.
     """
-    found: dict[Path, Any] = {}
     for name in KEYS:
         tree = settings[name]
-        if name in _PASSED or not has_secrets(tree):
+        if name in passed:
+            leaves = leaf_items(passed[name], (name,))
+            yield from (item for item in leaves if isinstance(item[1], Withheld))
+        elif name in _MAPPINGS and isinstance(tree, dict) and not has_secrets(tree.get("preset")):
+            yield from (((name, part), item) for part, item in tree.items() if has_secrets(item))
+        elif has_secrets(tree):
+            yield (name,), tree
+
+
+def _withheld(
+    secrets: Mapping[Path, Tree], call: EntrypointCall, preflight: Preflight | None
+) -> Iterator[tuple[Path, str, str]]:
+    """Yield which of them are in no setting of the launcher's own, as `LaunchSpec` has them."""
+    for path, leaf in secrets.items():
+        if path[0] not in {"args", "env", "env_per_rank", "preflight", CLUSTER}:
             continue
-        if name in _MAPPINGS and isinstance(tree, dict) and not has_secrets(tree.get("preset")):
-            parts = {part: conceal(item) for part, item in tree.items() if has_secrets(item)}
-            found |= {(name, part): text for part, text in parts.items()}
-        else:
-            found[(name,)] = conceal(tree)
-    return found
+        words: Sequence[Any] = [leaf.value]
+        if path == ("preflight", "command") and preflight is not None:
+            # text that was taken apart: its own words are in its source
+            words = [word for word in preflight.command if word not in leaf.source]
+        if path[0] == "args" and call.arg_keys:
+            path = ("args", *call.arg_keys[cast("int", path[1])], *path[2:])  # noqa: PLW2901
+        yield from ((path, str(word), leaf.source) for word in words)
 
 
 def _read_nproc(

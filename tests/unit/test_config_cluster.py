@@ -375,7 +375,7 @@ def test_what_comes_from_the_environment_is_used_and_never_written(
     assert plan["setup"] == [f"login {variable}", "true"]
     assert plan["additional_parameters"] == {"reservation": variable}
     assert (plan["nodes"], plan["requeue"]["timeout"]) == ("${oc.env:HOURS}",) * 2
-    assert {value for _, value, _ in spec.withheld()} >= {SECRET, f"for {SECRET}"}
+    assert {value for _, value, _ in spec.withheld} >= {SECRET, f"for {SECRET}"}
     # a variable that is not set is a mistake where it is submitted, and nowhere else
     monkeypatch.delenv("TICKET_TOKEN")
     with pytest.raises(ConfigError, match="the variable TICKET_TOKEN is not set"):

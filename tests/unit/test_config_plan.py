@@ -302,7 +302,7 @@ def test_the_hash_does_not_depend_on_a_secret(monkeypatch: pytest.MonkeyPatch) -
         assert spec.env == {"HF_TOKEN": value}
         assert spec.args == ("--t", value)
         assert {*spec.sources.values()} == {"${oc.env:HF_TOKEN}"}
-        assert sorted(spec.withheld()) == [
+        assert sorted(spec.withheld) == [
             (("args", "t"), value, "${oc.env:HF_TOKEN}"),
             (("env", "HF_TOKEN"), value, "${oc.env:HF_TOKEN}"),
         ]

@@ -104,11 +104,11 @@ def test_secrets_are_replaced_by_their_source():
         cwd="/",
         env={"API_TOKEN": "hunter2-hunter2", "SHORT_KEY": "a"},
         env_per_rank={range(1, 2): {"OTHER_KEY": "hunter2"}},
-        sources={
-            ("env", "API_TOKEN"): "${oc.env:API_TOKEN}",
-            ("env_per_rank", 1, "OTHER_KEY"): "${oc.env:OTHER}",
-            ("env", "SHORT_KEY"): "${oc.env:SHORT_KEY}",
-        },
+        withheld=(
+            (("env", "API_TOKEN"), "hunter2-hunter2", "${oc.env:API_TOKEN}"),
+            (("env_per_rank", 1, "OTHER_KEY"), "hunter2", "${oc.env:OTHER}"),
+            (("env", "SHORT_KEY"), "a", "${oc.env:SHORT_KEY}"),
+        ),
     )
     redact = Redactor.of(spec)
     assert redact("a hunter2-hunter2 b hunter2") == "a ${oc.env:API_TOKEN} b ${oc.env:OTHER}"
