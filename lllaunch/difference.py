@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -12,16 +13,12 @@ from msgspec import UNSET
 
 from lllaunch.text import shorten, visible
 
-WIDEST = 200
-"""Characters of a value that is shown, unless somebody wants it shorter."""
+WIDEST = 200  # characters of a value that is shown, unless somebody wants it shorter
 
 _PLAIN_KEY = re.compile(r"[^\W\d][\w-]*")
 
 Kind = Literal["added", "removed", "changed"]
-
-
-ABSENT = UNSET
-"""Stands where there is no value; null is one."""
+ABSENT = UNSET  # stands where there is no value; null is one
 
 
 class Index(int):
@@ -71,15 +68,12 @@ class Change(NamedTuple):
 
 
 def differences(old: Any, new: Any, *, ordered: bool = True) -> tuple[Change, ...]:
-    """Returns in what two plans differ.
+    """Returns in what two plans differ, in the order of the keys of the old one, new ones last.
 
     Mappings are compared key by key; of a mapping with the same items in another order, the whole
-    counts as changed, since the order of some matters. Lists are compared place by place where few
-    of them differ or where one goes on after the end of the other; else the whole list has changed.
-    ``true``, ``1`` and ``1.0`` are three values.
-
-    Empty for equal plans; else in the order of the keys of ``old``, with new ones after them.
-    ``ordered``: the order of the items of a mapping counts.
+    counts as changed if it is ``ordered``, since the order of some matters. Lists are compared
+    place by place where few of them differ or where one goes on after the end of the other; else
+    the whole list has changed. ``true``, ``1`` and ``1.0`` are three values.
     """
     return tuple(_changes((), old, new, ordered))
 
@@ -142,21 +136,14 @@ def _in_lists(
     path: tuple[Any, ...], old: list[Any], new: list[Any], ordered: bool
 ) -> Iterator[Change]:
     common = min(len(old), len(new))
-    by_place = [
-        [*_changes((*path, Index(place)), old[place], new[place], ordered)]
-        for place in range(common)
-    ]
-    differing = sum(1 for changes in by_place if changes)
+    pairs = enumerate(itertools.zip_longest(old, new, fillvalue=ABSENT))
+    by_place = [[*_changes((*path, Index(place)), *pair, ordered)] for place, pair in pairs]
+    differing = sum(map(bool, by_place[:common]))
     many = differing > common / 2 or (differing and len(old) != len(new))
     if many and not any(isinstance(item, (Mapping, list)) for item in (*old, *new)):
         yield Change(path, old, new)
-        return
-    for changes in by_place:
-        yield from changes
-    for place in range(common, len(old)):
-        yield Change((*path, Index(place)), old[place], ABSENT)
-    for place in range(common, len(new)):
-        yield Change((*path, Index(place)), ABSENT, new[place])
+    else:
+        yield from itertools.chain(*by_place)
 
 
 def _same(old: Any, new: Any) -> bool:

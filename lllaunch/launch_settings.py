@@ -11,7 +11,7 @@ not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,38 +21,21 @@ _SAME = object()
 ALWAYS_SAID = object()
 
 
-class LaunchSetting:
-    """What is known of one setting; its name is that of the attribute that it is."""
+class LaunchSetting(NamedTuple):
+    """What is known of one setting."""
 
-    name: str
-
-    def __init__(
-        self,
-        kind: str = "",
-        default: Any = None,
-        *,
-        absent: Any = _SAME,
-        in_sweep: bool = True,
-        planned: bool = True,
-        neutral: bool = False,
-        per_worker: bool = False,
-    ) -> None:
-        # a row of `lllaunch.config.kinds.KINDS`; empty if it has code of its own
-        self.kind = kind
-        self.default = default
-        # what a plan of format 2 means that does not name it, for ever; `ALWAYS_SAID` if each plan
-        # does. It is what happened before there was the setting, so that plans, locks and
-        # fingerprints stay what they were; a default that changes is named in plans from then on
-        self.absent = default if absent is _SAME else absent
-        # whether it may stand under ``hydra.launcher`` as well, for all jobs
-        self.in_sweep = in_sweep
-        # False where it says how a run is begun or what is said of it, not what it is
-        self.planned = planned
-        self.neutral = neutral  # whether a job with another value has the same outcome
-        self.per_worker = per_worker  # whether ``${worker:NAME}`` is replaced in it
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+    # a row of `lllaunch.config.kinds.KINDS`; empty if it has code of its own
+    kind: str = ""
+    default: Any = None
+    # what a plan of format 2 means that does not name it, for ever; `ALWAYS_SAID` if each plan
+    # does. It is what happened before there was the setting, so that plans, locks and fingerprints
+    # stay what they were; a default that changes is named in plans from then on
+    absent: Any = _SAME
+    in_sweep: bool = True  # whether it may stand under ``hydra.launcher`` as well, for all jobs
+    planned: bool = True  # False where it says how a run is begun or what is said of it
+    neutral: bool = False  # whether a job with another value has the same outcome
+    per_worker: bool = False  # whether ``${worker:NAME}`` is replaced in it
+    name: str = ""  # that of the attribute that it is
 
 
 _WATCHDOG_ABSENT = {
@@ -211,10 +194,10 @@ class Launch:
 
 
 SETTINGS: tuple[LaunchSetting, ...] = tuple(
-    each for each in vars(Launch).values() if isinstance(each, LaunchSetting)
+    each._replace(name=name, absent=each.default if each.absent is _SAME else each.absent)
+    for name, each in vars(Launch).items()
+    if isinstance(each, LaunchSetting)
 )
-
-
 KEYS = tuple(each.name for each in SETTINGS)
 LAUNCH_FIELDS = tuple(each.name for each in SETTINGS if each.in_sweep)
 """Keys that may stand under ``hydra.launcher`` as well, as defaults for all jobs."""

@@ -129,12 +129,10 @@ def _looks_secret(value: str) -> bool:
     )
 
 
-_NO_VARIABLE = re.compile(r"\W")
-
-
 def source_for(name: str) -> str:
     """Return what stands for the literal value of a key: the variable it should come from."""
-    return f"${{oc.env:{_NO_VARIABLE.sub('_', name).upper()}}}"
+    variable = re.sub(r"\W", "_", name).upper()
+    return f"${{oc.env:{variable}}}"
 
 
 # The parts of a value in an override: brackets, names of what follows, and words.
@@ -158,9 +156,8 @@ def literals_in(overrides: Iterable[str]) -> Iterator[tuple[str, str, str]]:
     """
     for override in overrides:
         if _redacted(override) != override:
-            key, _, value = override.partition("=")
-            path = key.lstrip("+~")
-            yield path, source_for(_last(path)), value
+            key, _, value = override.lstrip("+~").partition("=")
+            yield key, source_for(_last(key)), value
 
 
 def _redacted(override: str) -> str:
@@ -195,7 +192,6 @@ def _last(key: str) -> str:
 # What a plan says instead of a value.
 _SOURCE = re.compile(r"\$\{oc\.env:(\w+)")
 _SHORTEST = 4  # characters
-_LONG = 16
 
 
 class Redactor:

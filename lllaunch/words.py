@@ -6,6 +6,7 @@ the console, in tables, reports and pages.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -213,7 +214,7 @@ def ranks(numbers: Iterable[int]) -> str:
 def whose(numbers: Iterable[int], nodes: Mapping[int, str] | None = None) -> str:
     """Return ``rank 1``, ``ranks 0-2 on node 1``, or for none ``all workers``.
 
-    ``numbers``: the ranks. ``nodes``: the node of each rank; named if all are on one.
+    A node is named if ``nodes`` says that all are on it.
     """
     numbers = tuple(numbers)
     if not numbers:
@@ -298,14 +299,13 @@ def progress_text(progress: Progress | Reached) -> str:
 def ending(exit_code: int | None, why: str) -> str:
     """Return how a job ended: ``exit code 3: rank 1: ValueError: no``, ``SIGKILL (exit code 137)``.
 
-    ``exit_code``: of the job, or None. ``why``: the first failure in one line, or an empty string.
+    ``why``: its first failure, or an empty string.
     """
     text = "" if exit_code is None else f"exit code {exit_code}"
     why = printable(cause_line(why, _LONGEST_CAUSE), _LONGEST_CAUSE)
     if exit_code is not None and exit_code > _SIGNALS:
         name = signal_name(exit_code - _SIGNALS)
-        text = f"{name} ({text})"
-        why = "" if why == name else why
+        text, why = f"{name} ({text})", "" if why == name else why
     return ": ".join(filter(None, (text, why))) or "no result"
 
 
@@ -368,11 +368,8 @@ def short_overrides(overrides: Sequence[str], common: Collection[str] = ()) -> s
 
 def _short(value: str) -> str:
     """Return a value; a number with more digits than anybody compares is rounded."""
-    if len(value) > _LONGEST_NUMBER:
-        try:
-            return f"{float(value):.6g}"
-        except ValueError:
-            pass
+    with contextlib.suppress(ValueError):
+        return f"{float(value):.6g}" if len(value) > _LONGEST_NUMBER else value
     return value
 
 
@@ -409,7 +406,7 @@ def short_extremes(objectives: Objectives) -> str:
     )
 
 
-def counts_text(counts: Iterable[tuple[int, str]]) -> str:
+def counts_text(counts: Iterable[tuple[int | None, str]]) -> str:
     """Return ``3 failed, 2 running``, without zeros."""
     return ", ".join(f"{number} {what}" for number, what in counts if number)
 
@@ -456,8 +453,7 @@ def commit_text(build: Build | None) -> str:
         return f"not known: {problem}" if problem else ""
     text = build.commit + (f" ({build.branch})" if build.branch else "")
     if build.dirty:
-        counts = ((build.changed, "changed"), (build.untracked, "untracked"))
-        told = ", ".join(f"{number} {what}" for number, what in counts if number)
+        told = counts_text(((build.changed, "changed"), (build.untracked, "untracked")))
         text += f", with changes ({told})" if told else ", with changes"
     return f"{text}; {problem}" if problem else text
 
