@@ -22,7 +22,7 @@ from msgspec import structs
 
 from lllaunch.app.command_line import prestarted
 from lllaunch.cluster import slurm
-from lllaunch.cluster.values import expand_hosts
+from lllaunch.cluster.address import expand_hosts
 from lllaunch.console.console import Console
 from lllaunch.errors import (
     ConfigError,

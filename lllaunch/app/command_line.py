@@ -31,7 +31,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from lllaunch.cluster.values import format_endpoint
+from lllaunch.cluster.address import format_endpoint
 from lllaunch.interrupts import ENDING, remember_interrupts
 from lllaunch.run.files import relative_path, working_directory
 

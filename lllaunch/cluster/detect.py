@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from lllaunch.cluster.values import (
+from lllaunch.cluster.address import (
     MOST_NODES,
     expand_hosts,
     format_endpoint,

@@ -6,13 +6,13 @@ of it: of that one only what torch's agents tell each other is known.
 
 from __future__ import annotations
 
-import ipaddress
 import math
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from lllaunch.cluster.address import is_loopback
 from lllaunch.documents import Record
 
 # torch's default, seconds; and how many nodes may write its one value, of them all, per second.
@@ -157,16 +157,6 @@ def packed(text: bytes) -> bytes:
 def unpacked(data: bytes) -> bytes:
     """Return what `packed` has packed."""
     return zlib.decompress(data)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether a host, as it is written, is the machine itself; nothing is looked up."""
-    if host.lower().rstrip(".") in ("localhost", "localhost.localdomain", "ip6-localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Place(Record, frozen=True):

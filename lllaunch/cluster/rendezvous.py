@@ -21,21 +21,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from lllaunch.clock import now_ns
-from lllaunch.cluster.address import await_endpoint
+from lllaunch.cluster.address import await_endpoint, format_endpoint, is_loopback
 from lllaunch.cluster.membership import (
     Hello,
     Member,
     Place,
     Roster,
     Share,
-    is_loopback,
     keep_alive_interval,
     missing_text,
     packed,
     shares,
     unpacked,
 )
-from lllaunch.cluster.values import format_endpoint
 from lllaunch.documents import decode_record, encode_record
 from lllaunch.errors import PackageMissing, RendezvousFailed
 from lllaunch.text import duration

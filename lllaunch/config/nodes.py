@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from msgspec import field
 
-from lllaunch.cluster.values import (
+from lllaunch.cluster.address import (
     format_endpoint,
     format_nnodes,
     is_ipv6,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
-from lllaunch.cluster.values import format_nnodes
+from lllaunch.cluster.address import format_nnodes
 from lllaunch.config.cluster import CLUSTER_DEFAULTS, CLUSTER_KEYS, written_cluster
 from lllaunch.config.command import PREFLIGHT
 from lllaunch.config.document import parse, read_text

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lllaunch.cluster.values import parse_endpoint
+from lllaunch.cluster.address import parse_endpoint
 from lllaunch.config.fields import Findings
 from lllaunch.config.interpolation import interpolations
 from lllaunch.config.locate import Objects, import_path, locate_main

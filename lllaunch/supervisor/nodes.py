@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec.structs import replace
 
 from lllaunch.clock import now_ns
-from lllaunch.cluster.address import local_address, network_name
+from lllaunch.cluster.address import format_endpoint, local_address, network_name
 from lllaunch.cluster.membership import CLOCK_TOLERANCE, Member, Place, Pulse
 from lllaunch.cluster.rendezvous import (
     Rendezvous,
@@ -38,7 +38,6 @@ from lllaunch.cluster.rendezvous import (
     load_torch,
     torchs_keep_alive,
 )
-from lllaunch.cluster.values import format_endpoint
 from lllaunch.difference import differences
 from lllaunch.documents import Plain, Record, as_record, decode_record, encode_record
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, RendezvousFailed

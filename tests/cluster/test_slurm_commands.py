@@ -10,8 +10,8 @@ from support.launching import text_of, until
 
 from cluster.slurm import Slurm
 from lllaunch.cluster import slurm as commands
+from lllaunch.cluster.address import expand_hosts
 from lllaunch.cluster.slurm import QueuedJob, SlurmFailed, SubmitFailed
-from lllaunch.cluster.values import expand_hosts
 from lllaunch.spec import Cluster, Requeue
 
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.app.gate import expect_own_environment
 from lllaunch.app.planning import Whereabouts, plan_job, whereabouts
-from lllaunch.cluster.values import format_nnodes
+from lllaunch.cluster.address import format_nnodes
 from lllaunch.config.read import cluster_key
 from lllaunch.config.schema import TARGET
 from lllaunch.errors import ConfigError, Diagnostic

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.cluster.values import (
+from lllaunch.cluster.address import (
     MOST_NODES,
     expand_hosts,
     format_endpoint,
