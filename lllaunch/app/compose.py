@@ -44,7 +44,7 @@ from lllaunch.app.gate import (
     variables_of_hydra,
 )
 from lllaunch.app.planning import locating, plan_job
-from lllaunch.app.sweeping.composing import Composer
+from lllaunch.app.sweeping.jobs import SweepJobs
 from lllaunch.app.sweeping.sweeper import grid_of
 from lllaunch.config.locate import import_path, locate, locate_main
 from lllaunch.config.origins import Origins, origins
@@ -285,21 +285,21 @@ def review_sweep(composed: Composition, policy: Policy | None = None) -> list[Re
             hint = "show one job, without -m"
             raise ConfigError((Diagnostic("sweeper", key, repr(target), message, hint),))
         grid = grid_of(master, composed.loader, as_written(master.hydra.overrides.task))
-    composer = Composer(HydraContext(composed.loader, Callbacks()), master, None)
+    jobs = SweepJobs(HydraContext(composed.loader, Callbacks()), master)
     found: list[Reviewed] = []
     for number, overrides in enumerate(grid):
         try:
             with composing():
-                job = composer.compose(overrides, number)
-                with locating(composed.loader, job.whole):
-                    spec = composer.plan(job, here=False)
+                job = jobs.compose(overrides, number)
+                with locating(composed.loader, job):
+                    spec = jobs.plan(job, here=False)
         except LaunchError as error:
             why = f"{job_name(overrides)}:\n{error}".replace("\n", "\n  ")
             raise ComposeFailed(why, exit_code=error.exit_code) from error
-        origins = functools.cache(functools.partial(composed.origins, given_overrides(job.whole)))
+        origins = functools.cache(functools.partial(composed.origins, given_overrides(job)))
         # the first one is shown whole, the others by what differs
         told = OriginAnnotator(Origins({}) if found else origins(), spec, sweeps=True)
-        found.append(_reviewed(spec, job.whole, policy, origins, told, overrides))
+        found.append(_reviewed(spec, job, policy, origins, told, overrides))
     return found
 
 

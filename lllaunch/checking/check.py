@@ -229,7 +229,7 @@ def in_fork(work: Callable[[], T], seconds: float) -> T | None:
     with answering_fork(lambda _: work(), [None]) as answers:
         if select.select([answers], [], [], seconds)[0]:
             with contextlib.suppress(EOFError, pickle.UnpicklingError):
-                answer: T | None = pickle.load(answers)[0]  # noqa: S301 - of our own fork
+                answer: T | None = pickle.load(answers)  # noqa: S301 - of our own fork
                 return answer
     return None
 

@@ -1,7 +1,8 @@
-"""What the process of a job does: compose itself, then be the launcher of its run."""
+"""The jobs of a sweep: composed by Hydra, planned, and run, each in a process of its own."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import os
@@ -10,17 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hydra.core.utils import env_override, filter_overrides, run_job
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import env_override, filter_overrides, run_job, setup_globals
 from msgspec.structs import replace
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.app.boundary import JobFailed, message_of, noting_variables, without_variables
 from lllaunch.app.configs import job_name
-from lllaunch.app.gate import JobOf, admit
-from lllaunch.app.planning import in_snapshot, load, locating, perform, plain
-from lllaunch.app.sweeping.composing import LAUNCHER
+from lllaunch.app.gate import JobOf, admit, expect_own_environment
+from lllaunch.app.planning import in_snapshot, load, locating, perform, plain, plan_job
 from lllaunch.app.sweeping.sweeper import Lazy
+from lllaunch.cluster.address import format_nnodes
 from lllaunch.config.plan import MARKS, essential, plan_node
-from lllaunch.config.read import CLUSTER, PublicReader
+from lllaunch.config.read import CLUSTER, PublicReader, cluster_key
+from lllaunch.config.schema import TARGET
 from lllaunch.config.values import WORDS
 from lllaunch.console.sweep import JobConsole, Reported
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
@@ -28,22 +32,21 @@ from lllaunch.run.group import patience, spawner_environment
 from lllaunch.secret_names import redacted_overrides
 from lllaunch.spec import rank_key
 from lllaunch.sweep.fingerprint import job_config, job_key, worth_keeping
-from lllaunch.sweep.machine import VISIBLE
-from lllaunch.sweep.pool import Need, need_of
+from lllaunch.sweep.machine import VISIBLE, SweepMachine
+from lllaunch.sweep.pool import need_of
 from lllaunch.sweep.protocol import Answer, Prepared, SpawnerKey
 from lllaunch.sweep.schedule import JobBroken
 from lllaunch.sweep.session import id_of
 
 if TYPE_CHECKING:
-    from omegaconf import DictConfig
+    from hydra.types import HydraContext
 
-    from lllaunch.app.sweeping.composing import Composer, JobConfig
+    from lllaunch.app.own_worker import UserFunction
     from lllaunch.run.build import Build
     from lllaunch.run.result import RunResult
     from lllaunch.run.snapshot import Snapshot
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import Cluster, LaunchSpec
-    from lllaunch.sweep.machine import SweepMachine
     from lllaunch.sweep.pool import Lease
 
 
@@ -85,6 +88,9 @@ def mark(text: str, sweep: str) -> str:
     return f"<hidden {hashlib.pbkdf2_hmac('sha256', value, salt, 20_000).hex()[:8]}>"
 
 
+LAUNCHER = "hydra.launcher"
+"""The node of a sweep's settings."""
+
 THREADS = "OMP_NUM_THREADS"
 
 # What every job needs and imports lazily: in the launcher it is imported once, not in each fork.
@@ -101,102 +107,111 @@ class NotRun(LaunchError):
         return f"the job could not be run: {self.reason}"
 
 
-def needed(spec: LaunchSpec, machine: SweepMachine) -> Need:
-    """What a run needs of a machine."""
-    return need_of(spec.nproc, spec.resources, bool(machine.gpus), len(machine.cpus))
-
-
-def with_threads(spec: LaunchSpec, machine: SweepMachine, environ: Mapping[str, str]) -> LaunchSpec:
-    """Lets workers compute on the cores that they lease, and not each of them on all there are.
-
-    A worker that leases none, but a GPU, has what torchrun would give it.
-    """
-    threads = needed(spec, machine).cpus // spec.nproc
-    if not threads or THREADS in environ or THREADS in spec.env:
-        return spec
-    return replace(spec, derived_env={**spec.derived_env, THREADS: str(threads)})
-
-
 class Planned(NamedTuple):
     """A job that is composed and may run; it stays in the job's process."""
 
-    config: JobConfig
+    config: DictConfig
     spec: LaunchSpec
     # what its outcome depends on, canonical (`lllaunch.sweep.fingerprint`)
     identity: Mapping[str, Any]
-    # which spawner it can share with others; None if it needs one of its own, or none
-    warm: SpawnerKey | None
 
 
 @dataclass(eq=False)
 class SweepJobs:
     """Makes and runs the jobs of a sweep, each in a process forked for it."""
 
-    composer: Composer
-    _task_function: Callable[[DictConfig], Any]
-    machine: SweepMachine
-    _environ: Mapping[str, str]
+    context: HydraContext
+    # what the sweep itself was composed to
+    master: DictConfig
+    # what workers run instead of the configured entrypoint, None for that
+    user: UserFunction | None = None
+    # whether the app is a user's own that knows nothing of lllaunch
+    users_own: bool = False
+    task_function: Callable[[DictConfig], Any] | None = None
+    machine: SweepMachine = field(default_factory=SweepMachine)
+    # the sweep's directory, absolute; empty for where the config says
+    sweep_dir: str = ""
     build: Build | None = None
-    _reported: Reported = field(default_factory=Reported)
-    # where they go, as the first says; None for this machine
+    # whether the first one goes to a cluster, and to which
+    for_cluster: bool = False
     cluster: Cluster | None = None
     # hash of the plan of each job of a locked sweep, when it was tried beforehand
     admitted: Mapping[str, str] = field(default_factory=dict)
     # of the code that the jobs run on this machine; None for what it is then
     snapshot: Snapshot | None = None
+    _environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    _reported: Reported = field(default_factory=Reported)
 
-    def plan(self, overrides: Sequence[str], number: int, directory: str | None = None) -> Planned:
-        """Composes a job and decides what it is.
+    def goes_to_cluster(self, config: DictConfig) -> bool:
+        """Return whether the job of a config goes to a cluster, of its own or the launcher's."""
+        return bool(cluster_key(config, users_own=self.users_own, outer=LAUNCHER))
 
-        Raises:
-            LaunchError: something is wrong with its config.
-            Exception: whatever Hydra, OmegaConf and resolvers raise.
+    def compose(
+        self, overrides: Sequence[str], number: int, directory: str | None = None
+    ) -> DictConfig:
+        """Composes a job's config and makes it Hydra's config of this process.
+
+        ``directory``: where its result.json shall be, absolute; None or empty for where its config
+        says. Raises whatever Hydra, OmegaConf and resolvers raise.
         """
-        config = self.composer.compose(overrides, number, directory)
-        everything = self.machine.environment(self.machine.everything)
-        users_own = self.composer.user is not None
-        admitted = self.admitted.get(job_name(overrides), "") if self.admitted else ""
-        job = JobOf(overrides, self.composer.master, admitted)
-        with locating(self.composer.context.config_loader, config.whole):
-            spec = self.composer.plan(config, everything)
-            self._expect_same_place(spec)
-            self._expect_own_gpus(spec, config)
-            admit(spec, config.whole, job, users_own=users_own)
-        spec = with_threads(spec, self.machine, {**self._environ, **os.environ})
-        where = config.where
-        places = (
-            (where.output_dir, "<output_dir>"),
-            (config.sweep_dir, "<sweep_dir>"),
-            (where.runtime_cwd, "<cwd>"),
-        )
-        public = PublicReader(config.whole)
-        launch = public.with_sources(plan_node(spec)["launch"], LAUNCHER, "launch")
-        counted = spec.cluster is None
-        if counted and (launch["nproc"] is None or launch["nproc"] in WORDS):
-            # of a job its outcome may depend on how many there are
-            launch["nproc"] = spec.nproc
-        if spec.cluster is not None and spec.cluster.nodes > 1:
-            launch["nnodes"] = spec.cluster.nodes
-        # where they are not told otherwise, workers are where the command was given
-        if launch["cwd"] == where.runtime_cwd:
-            launch["cwd"] = MARKS.cwd
-        launch = essential({"launch": launch})["launch"]
-        rest = public.config() | self._hidden(public)
-        identity = job_config(launch, rest, places)
-        with env_override(config.whole.hydra.job.env_set):
-            if self.snapshot is not None:
-                spec = in_snapshot(spec, self.snapshot, os.environ)
-            warm = self._warm_key(spec)
-        return Planned(config, spec, identity, warm)
+        setup_globals()
+        config = self.context.config_loader.load_sweep_config(self.master, list(overrides))
+        with open_dict(config):
+            config.hydra.job.id = config.hydra.job.num = number
+        # not by set_config, which copies Hydra's own node: run_job does so twice afterwards
+        hydra: Any = HydraConfig.instance()
+        hydra.cfg = config
+        # a run that says itself where its files go has other directories than Hydra
+        if OmegaConf.select(config, "launch.log_dir") is not None:
+            directory = None
+        sweep_dir = self.sweep_dir or os.path.abspath(str(config.hydra.sweep.dir))
+        output_dir = os.path.abspath(os.path.join(sweep_dir, str(config.hydra.sweep.subdir)))
+        with read_write(config.hydra), open_dict(config.hydra):
+            if sweep_dir != os.path.abspath(str(config.hydra.sweep.dir)):
+                config.hydra.sweep.dir = sweep_dir
+            if directory and directory != output_dir:
+                # a name that is another one each time, such as that of a moment
+                config.hydra.sweep.dir, config.hydra.sweep.subdir = os.path.split(directory)
+            config.hydra.runtime.output_dir = directory or output_dir
+        OmegaConf.set_readonly(config.hydra, True)
+        return config
+
+    def plan(self, config: DictConfig, *, here: bool = True) -> LaunchSpec:
+        """Decides what the run of a job is, or raises `ConfigError`.
+
+        ``here`` is False for reviewers, on no machine in particular.
+        """
+        expect_own_environment(config)
+        with env_override(config.hydra.job.env_set):
+            spec = plan_job(
+                config,
+                self.user,
+                outer=LAUNCHER,
+                users_own=self.users_own,
+                environ={**os.environ, **self.machine.environment(self.machine.everything)},
+                here=here,
+            )
+        ours = config.hydra.launcher.get("_target_") == TARGET
+        if ours and spec.nodes is not None and spec.cluster is None:
+            nnodes = format_nnodes(spec.nodes.min_nodes, spec.nodes.max_nodes)
+            written = repr(spec.sources.get(("nnodes",), nnodes))
+            message = "asks for several machines, and the jobs of a sweep run on this one"
+            hint = "start it by itself, without -m"
+            raise ConfigError((Diagnostic("nodes", "launch.nnodes", written, message, hint),))
+        if here:
+            return spec
+        from lllaunch.review.allow import with_hydra  # noqa: PLC0415 - for reviewers
+
+        return with_hydra(spec, config)
 
     def prepare(
         self, overrides: Sequence[str], labels: Sequence[str], number: int, directory: str | None
     ) -> Answer:
-        """Composes a job for `lllaunch.sweep.loop.Sweep`."""
+        """Composes and plans a job for `lllaunch.sweep.loop.Sweep`."""
         shown = tuple(labels)
         with noting_variables():
             try:
-                planned = self.plan(overrides, number, directory)
+                return self._prepared(overrides, shown, number, directory)
             except LaunchError as error:
                 text = without_variables(str(error))
                 problems = getattr(error, "problems", ())
@@ -204,17 +219,74 @@ class SweepJobs:
             except Exception as error:  # noqa: BLE001 - of Hydra, OmegaConf and resolvers
                 text = without_variables(message_of(error))
                 return JobBroken(number, 1, text, shown, directory or "")
+
+    def _prepared(
+        self, overrides: Sequence[str], shown: tuple[str, ...], number: int, directory: str | None
+    ) -> Prepared:
+        config = self.compose(overrides, number, directory)
+        admitted = self.admitted.get(job_name(overrides), "") if self.admitted else ""
+        job = JobOf(overrides, self.master, admitted)
+        with locating(self.context.config_loader, config):
+            spec = self.plan(config)
+            if (spec.cluster is not None) != self.for_cluster:
+                here, there = "runs here", "goes to a cluster"
+                first, this = (there, here) if self.for_cluster else (here, there)
+                message = f"is such that the job {this}, and the first one of the sweep {first}"
+                problem = Diagnostic(CLUSTER, CLUSTER, "", message, "make two sweeps of them")
+                raise ConfigError((problem,))
+            self._expect_own_gpus(spec, config)
+            admit(spec, config, job, users_own=self.user is not None)
+        gpus, cpus = self.machine.gpus, self.machine.cpus
+        need = need_of(spec.nproc, spec.resources, bool(gpus), len(cpus))
+        # workers compute on the cores that they lease, and not each of them on all there are; one
+        # that leases none, but a GPU, has what torchrun would give it
+        threads = need.cpus // spec.nproc
+        if threads and not any(THREADS in env for env in (self._environ, os.environ, spec.env)):
+            spec = replace(spec, derived_env={**spec.derived_env, THREADS: str(threads)})
+        identity, warm = self._identity(spec, config), None
+        with env_override(config.hydra.job.env_set):
+            if self.snapshot is not None:
+                spec = in_snapshot(spec, self.snapshot, os.environ)
+            if self.user is None or not self.user.forked:
+                cwd, environ = spec.spawner_cwd or spec.cwd, spawner_environment(spec)
+                warm = SpawnerKey.of(spec.imports, cwd, environ, self._environ)
         return Prepared(
             number,
-            need=needed(planned.spec, self.machine),
+            need=need,
             overrides=shown,
-            directory=planned.spec.log_dir,
-            fingerprint=job_key(planned.identity),
-            config=planned.identity if worth_keeping(planned.identity) else None,
-            payload=planned,
-            warm=planned.warm,
-            patience=patience(planned.spec.watchdog),
+            directory=spec.log_dir,
+            fingerprint=job_key(identity),
+            config=identity if worth_keeping(identity) else None,
+            payload=Planned(config, spec, identity),
+            warm=warm,
+            patience=patience(spec.watchdog),
         )
+
+    def _identity(self, spec: LaunchSpec, config: DictConfig) -> dict[str, Any]:
+        """Return what the outcome of a job depends on."""
+        runtime = config.hydra.runtime
+        public = PublicReader(config)
+        launch = public.with_sources(plan_node(spec)["launch"], LAUNCHER, "launch")
+        if spec.cluster is None and (launch["nproc"] is None or launch["nproc"] in WORDS):
+            # its outcome may depend on how many there are
+            launch["nproc"] = spec.nproc
+        if spec.cluster is not None and spec.cluster.nodes > 1:
+            launch["nnodes"] = spec.cluster.nodes
+        # where they are not told otherwise, workers are where the command was given
+        if launch["cwd"] == runtime.cwd:
+            launch["cwd"] = MARKS.cwd
+        rest, sweep = public.config(), id_of(self.sweep_dir)
+        if self.users_own:
+            # literals that are hidden there, so that others make another job
+            found = [each for each in public.secrets if not each[0].startswith("launch.")]
+            marks = {where: mark(text, sweep) for where, _, text in found}
+            rest |= {"$hidden": marks} if marks else {}
+        places = (
+            (runtime.output_dir, "<output_dir>"),
+            (self.sweep_dir, "<sweep_dir>"),
+            (runtime.cwd, "<cwd>"),
+        )
+        return job_config(essential({"launch": launch})["launch"], rest, places)
 
     def execute(self, prepared: Prepared, lease: Lease, spawner: Spawner | None) -> int:  # noqa: ARG002 - the lease is in the environment
         """Runs a job that `prepare` made, with Hydra's logging, directories and callbacks.
@@ -224,12 +296,13 @@ class SweepJobs:
         """
         planned = prepared.payload
         assert isinstance(planned, Planned)
-        user, build, snapshot = self.composer.user, self.build, self.snapshot
+        assert self.task_function is not None
+        user, build, snapshot = self.user, self.build, self.snapshot
         if user is not None and snapshot is not None:
             user = user._replace(place=snapshot.place)
         outcomes: list[RunResult] = []  # empty if the run could not be started
 
-        @functools.wraps(self._task_function)
+        @functools.wraps(self.task_function)
         def task(cfg: DictConfig) -> Any:
             """Launch the job's workers; return what rank 0 returned, or raise `JobFailed`."""
             known = None if build is None else lambda: build
@@ -243,9 +316,9 @@ class SweepJobs:
 
         try:
             done = run_job(
-                hydra_context=self.composer.context,
+                hydra_context=self.context,
                 task_function=task,
-                config=planned.config.whole,
+                config=planned.config,
                 job_dir_key="hydra.sweep.dir",
                 job_subdir_key="hydra.sweep.subdir",
             )
@@ -263,20 +336,11 @@ class SweepJobs:
             return int(done.return_value or 0)
         return outcomes[0].exit_code
 
-    def _expect_same_place(self, spec: LaunchSpec) -> None:
-        """Raises if the job goes to a cluster and others run here, or the other way round."""
-        if (spec.cluster is not None) == self.composer.for_cluster:
-            return
-        here, there = "runs here", "goes to a cluster"
-        first, this = (there, here) if self.composer.for_cluster else (here, there)
-        message = f"is such that the job {this}, and the first one of the sweep {first}"
-        raise ConfigError((Diagnostic(CLUSTER, CLUSTER, "", message, "make two sweeps of them"),))
-
-    def _expect_own_gpus(self, spec: LaunchSpec, config: JobConfig) -> None:
+    def _expect_own_gpus(self, spec: LaunchSpec, config: DictConfig) -> None:
         """Raises if the job says itself which GPUs its workers see: the lease does."""
         if not self.machine.masks_gpus:
             return
-        env_set = config.whole.hydra.job.env_set
+        env_set = config.hydra.job.env_set
         ranks = spec.env_per_rank.items()
         named = {"launch.env": spec.env, "hydra.job.env_set": env_set}
         named |= {f"launch.env_per_rank.{rank_key(rank)}": env for rank, env in ranks}
@@ -294,18 +358,10 @@ class SweepJobs:
         if problems:
             raise ConfigError(tuple(problems))
 
-    def _hidden(self, public: PublicReader) -> dict[str, Any]:
-        """Marks for the literals that are not written, so that others make another job."""
-        if not self.composer.users_own:
-            return {}
-        sweep = id_of(self.composer.sweep_dir)
-        found = [each for each in public.secrets if not each[0].startswith("launch.")]
-        marks = {where: mark(text, sweep) for where, _, text in found}
-        return {"$hidden": marks} if marks else {}
 
-    def _warm_key(self, spec: LaunchSpec) -> SpawnerKey | None:
-        user = self.composer.user
-        if user is not None and user.forked:
-            return None
-        cwd = spec.spawner_cwd or spec.cwd
-        return SpawnerKey.of(spec.imports, cwd, spawner_environment(spec), self._environ)
+def without_hydra(config: DictConfig) -> DictConfig:
+    """Return a copy of a config without Hydra's node, as a task function gets it."""
+    cfg = copy.deepcopy(config)
+    with read_write(cfg), open_dict(cfg):
+        del cfg["hydra"]
+    return cfg

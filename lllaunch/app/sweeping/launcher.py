@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +29,15 @@ from lllaunch.app.app import jobs_of
 from lllaunch.app.boundary import AppEnded, JobFailed, refusing, tell_ci
 from lllaunch.app.configs import as_written, is_of_a_moment
 from lllaunch.app.own_worker import UserFunction, end_script_at_launch
-from lllaunch.app.planning import load, locating
-from lllaunch.app.sweeping.composing import LAUNCHER, Composer
-from lllaunch.app.sweeping.jobs import FOR_JOBS, SweepJobs, labels_of, name_of
+from lllaunch.app.planning import load, locating, whereabouts
+from lllaunch.app.sweeping.jobs import (
+    FOR_JOBS,
+    LAUNCHER,
+    SweepJobs,
+    labels_of,
+    name_of,
+    without_hydra,
+)
 from lllaunch.app.sweeping.probes import compared, decides, probe
 from lllaunch.app.sweeping.sweeper import command
 from lllaunch.config.read import cluster_key, register_resolvers
@@ -50,7 +56,7 @@ from lllaunch.sweep.journal import ARRAYS, JOURNAL
 from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.local import LocalExecutor
 from lllaunch.sweep.loop import Executor, Onlooker, Sweep
-from lllaunch.sweep.machine import SweepMachine, find_machine
+from lllaunch.sweep.machine import find_machine
 from lllaunch.sweep.objective import Objective, Objectives, as_direction
 from lllaunch.sweep.processes import Work
 from lllaunch.sweep.protocol import Answer
@@ -63,7 +69,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher
-    from lllaunch.app.sweeping.composing import JobConfig
     from lllaunch.sweep.history import JobHistory
     from lllaunch.sweep.objective import Direction
     from lllaunch.sweep.pool import Lease
@@ -145,20 +150,21 @@ class HydraSweep:
         user = None
         if function is not None:
             user = UserFunction.of(function, importable=ours is not None)
-        composer = Composer(launcher.hydra_context, config, user, users_own=ours is None)
-        for_cluster = composer.for_cluster = _goes_to_cluster(composer, overrides)
+        own, task = ours is None, launcher.task_function
+        jobs = SweepJobs(launcher.hydra_context, config, user, users_own=own, task_function=task)
+        for_cluster = jobs.for_cluster = _goes_to_cluster(jobs, overrides)
         with locating(loader, config):
             settings = sweep_settings(config, LAUNCHER)
-            machine, of_machine = SweepMachine(), (settings.gpus, settings.cpus)
             if not for_cluster:
-                machine = find_machine(os.environ, *of_machine, key=LAUNCHER)
+                limits = settings.gpus, settings.cpus
+                jobs.machine = find_machine(os.environ, *limits, key=LAUNCHER)
             check_resume(config, settings.resume)
         if ours is not None and ours.quiet:
             settings = settings._replace(console=structs.replace(settings.console, quiet=True))
-        environ = dict(os.environ)
-        jobs = SweepJobs(composer, launcher.task_function, machine, environ)
         with contextlib.ExitStack() as undo:
-            spawners = SpawnerPool(environ, prestarted=None if ours is None else ours.spawner)
+            spawners = SpawnerPool(
+                dict(os.environ), prestarted=None if ours is None else ours.spawner
+            )
             undo.callback(spawners.close)
             query = BuildQuery(config.hydra.runtime.cwd)
             undo.callback(query.close)
@@ -172,17 +178,17 @@ class HydraSweep:
                 # of two objectives, which one a sweeper looks for, as Optuna's says it
                 direction=settings.direction
                 or as_direction(OmegaConf.select(config, "hydra.sweeper.direction")),
-                slots=None if for_cluster else machine.everything,
+                slots=None if for_cluster else jobs.machine.everything,
             )
             undo.callback(session.close)
-            composer.sweep_dir = session.path
+            jobs.sweep_dir = session.path
             # once for all jobs
             jobs.build = query.result(own=[session.path])
             if settings.snapshot != "none" and not for_cluster:
                 _take_snapshot(jobs, session.path, undo, keeps=settings.snapshot != "temporary")
             if launcher.on_begin is not None:
                 launcher.on_begin(session.resumed)
-            leases = Leases(machine, lock_cpus=settings.pin_cpus)
+            leases = Leases(jobs.machine, lock_cpus=settings.pin_cpus)
             called = "" if ours is None else command()
             at_once = launches_once(config)
             sweep = cls(jobs, settings, leases, session, spawners, called, at_once)
@@ -208,11 +214,10 @@ class HydraSweep:
             LaunchError: the jobs of a sweep that is resumed have changed, or its directory cannot
                 be written to.
         """
-        users_own = self._jobs.composer.users_own
-        labels = labels_of(overrides, id_of(self._session.path) if users_own else "")
-        compose = compared(self._jobs, overrides, labels, self._session.path)
-        composer = self._jobs.composer
-        clusters = not composer.users_own or cluster_key(composer.master, users_own=True) != ""
+        jobs, path = self._jobs, self._session.path
+        labels = labels_of(overrides, id_of(path) if jobs.users_own else "")
+        compose = compared(jobs, overrides, labels, path)
+        clusters = not jobs.users_own or cluster_key(jobs.master, users_own=True) != ""
         self._batches += 1
         return self._session.plan(labels, first, compose, clusters=clusters)
 
@@ -223,7 +228,7 @@ class HydraSweep:
             LaunchError: the sweep itself failed, or could not be written down.
         """
         self._open = batch
-        where = "Slurm" if self._jobs.composer.for_cluster else str(self._jobs.machine)
+        where = "Slurm" if self._jobs.for_cluster else str(self._jobs.machine)
         console = SweepConsole(machine=where, policy=self._settings.console)
         failure: LaunchError | None = None
         finish: FinishSweep | None = None
@@ -240,7 +245,7 @@ class HydraSweep:
                 common=self._common(batch),
                 policy=self._settings.policy,
                 batch=None if self.at_once else self._batches - 1,
-                slots=None if self._jobs.composer.for_cluster else self._jobs.machine.everything,
+                slots=None if self._jobs.for_cluster else self._jobs.machine.everything,
                 objectives=self._known_objectives(batch),
             )
             try:
@@ -297,7 +302,7 @@ class HydraSweep:
 
         jobs, session, policy = self._jobs, self._session, self._settings.policy
         executor: Executor
-        if jobs.composer.for_cluster:
+        if jobs.for_cluster:
             # only of what goes to a cluster
             from lllaunch.app.sweeping.submitted import SlurmExecutor  # noqa: PLC0415
 
@@ -377,7 +382,7 @@ class HydraSweep:
         if not self.at_once:
             # what the jobs of one batch have in common may be what the sweeper chooses; what
             # stands on the command line as it is in the job is not
-            stated = as_written(self._jobs.composer.master.hydra.overrides.task)
+            stated = as_written(self._jobs.master.hydra.overrides.task)
             return frozenset(common.intersection(stated))
         for index in range(1, len(labels)):
             if not common:
@@ -392,10 +397,9 @@ class HydraSweep:
         failure = None
         if job is None or not job.finished:
             failure = _failure(name_of(batch.labels[index], number), job)
-        composer = self._jobs.composer
 
-        def compose() -> JobConfig:
-            return composer.compose(overrides, number, directory)
+        def compose() -> DictConfig:
+            return self._jobs.compose(overrides, number, directory)
 
         return SweptJob(filter_overrides(overrides), directory, failure, compose)
 
@@ -407,7 +411,7 @@ def _take_snapshot(
     # only of sweeps that have one
     from lllaunch.run.snapshot import free_place, remove, take  # noqa: PLC0415
 
-    cwd = str(jobs.composer.master.hydra.runtime.cwd)
+    cwd = str(jobs.master.hydra.runtime.cwd)
     snapshot = jobs.snapshot = take(cwd, free_place(directory), os.environ, _say)
     if snapshot is not None:
         jobs.build = snapshot.build(jobs.build or Build())
@@ -452,14 +456,14 @@ def check_resume(config: DictConfig, resume: str | None) -> None:
     raise ConfigError((Diagnostic("resume", RESUME, repr(resume), message, hint),))
 
 
-def _goes_to_cluster(composer: Composer, overrides: Sequence[Sequence[str]]) -> bool:
+def _goes_to_cluster(jobs: SweepJobs, overrides: Sequence[Sequence[str]]) -> bool:
     """Return whether the jobs of a sweep go to a cluster, as the first of them says.
 
     What is swept is not in what the sweep was composed to: clusters, or experiments that choose
     theirs.
     """
-    config, loader = composer.master, composer.context.config_loader
-    if composer.for_cluster:
+    config, loader = jobs.master, jobs.context.config_loader
+    if jobs.goes_to_cluster(config):
         return True
     stated = frozenset(as_written(config.hydra.overrides.task))
     swept = [text for text in overrides[0] if text not in stated] if overrides else []
@@ -467,7 +471,7 @@ def _goes_to_cluster(composer: Composer, overrides: Sequence[Sequence[str]]) -> 
     if not any(map(decides(loader), swept)):
         return False
     try:
-        return composer.goes_to_cluster(loader.load_sweep_config(config, list(overrides[0])))
+        return jobs.goes_to_cluster(loader.load_sweep_config(config, list(overrides[0])))
     except Exception:  # noqa: BLE001 - of Hydra; it is told where jobs are tried
         return False
 
@@ -563,7 +567,7 @@ class SweptJob(JobReturn):
         overrides: Sequence[str],
         directory: str,
         failure: JobFailed | None,
-        compose: Callable[[], JobConfig],
+        compose: Callable[[], DictConfig],
     ) -> None:
         self.overrides = list(overrides)
         self.status = JobStatus.COMPLETED if failure is None else JobStatus.FAILED
@@ -575,18 +579,21 @@ class SweptJob(JobReturn):
     @property
     def cfg(self) -> DictConfig:  # type: ignore[override]
         """The job's config, composed again."""
-        return self._again().own()
+        with self._again() as config:
+            return without_hydra(config)
 
     @property
     def hydra_cfg(self) -> DictConfig:  # type: ignore[override]
         """Hydra's config of the job, composed again."""
-        found: DictConfig = OmegaConf.masked_copy(self._again().whole, "hydra")
-        return found
+        with self._again() as config:
+            found: DictConfig = OmegaConf.masked_copy(config, "hydra")
+            return found
 
     @property
     def working_dir(self) -> str:  # type: ignore[override]
         """Where the job worked: its output directory with ``hydra.job.chdir``."""
-        return self._again().where.cwd
+        with self._again():
+            return whereabouts().cwd
 
     @property  # type: ignore[misc]
     def return_value(self) -> Any:
@@ -603,10 +610,11 @@ class SweptJob(JobReturn):
             raise OutputError(os.path.join(self._directory, RESULT), "is not the result of a run")
         return load(result.return_values.get(0))
 
-    def _again(self) -> JobConfig:
+    @contextlib.contextmanager
+    def _again(self) -> Iterator[DictConfig]:
         before = HydraConfig.instance().cfg
         try:
-            return self._compose()
+            yield self._compose()
         finally:
             HydraConfig.instance().cfg = before
 

@@ -24,13 +24,12 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 from msgspec import structs
 from omegaconf import OmegaConf
 
-from lllaunch.app.boundary import reason_of, without_variables
 from lllaunch.app.configs import job_name
 from lllaunch.app.gate import asks_for_lock
 from lllaunch.app.sweeping.jobs import labels_of, name_of
 from lllaunch.config.plan import plan_hash
 from lllaunch.config.read import CLUSTER
-from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
+from lllaunch.errors import Diagnostic, ExitCode, LaunchError
 from lllaunch.linux.process import set_parent_death_signal
 from lllaunch.spawner import forks
 from lllaunch.spawner.forks import flush_streams, fork
@@ -141,10 +140,9 @@ def probe(
     """
     labels, size = labels_of(overrides), jobs.machine.everything
     room = Need(len(size.gpus), len(size.cpus))
-    composer = jobs.composer
-    matters = decides(composer.context.config_loader, composer.master)
+    matters = decides(jobs.context.config_loader, jobs.master)
     # nothing starts of a sweep that is not the reviewed one
-    locked = asks_for_lock(composer.master)
+    locked = asks_for_lock(jobs.master)
     chosen = choose(overrides, matters, all_of_them=locked)
 
     def look(index: int) -> Answer:
@@ -188,24 +186,25 @@ def compared(
 ) -> Compose:
     """Return what composes jobs that have finished, for comparison: as many at once as cores."""
 
-    def compose(job: tuple[int, JobHistory]) -> Mapping[str, Any]:
+    def look(job: tuple[int, JobHistory]) -> Answer:
         index, old = job
-        try:
-            directory = os.path.join(sweep_dir, old.directory)
-            planned = jobs.plan(overrides[index], old.job, directory)
-        except LaunchError:
-            raise
-        except Exception as error:
-            name = name_of(labels[index], old.job)
-            reason = without_variables(reason_of(error))
-            problem = Diagnostic(
-                "interpolation", name, "", f"cannot be composed any more: {reason}"
-            )
-            raise ConfigError((problem,)) from error
-        return planned.identity
+        directory = os.path.join(sweep_dir, old.directory)
+        answer = jobs.prepare(overrides[index], labels[index], old.job, directory)
+        if isinstance(answer, JobBroken):
+            return answer
+        return structs.replace(answer, payload=answer.payload.identity)
 
-    processes = max(1, len(os.sched_getaffinity(0)))
-    return lambda finished: map_in_forks(compose, finished, processes)
+    def compose(
+        finished: Sequence[tuple[int, JobHistory]],
+    ) -> Generator[Mapping[str, Any], None, None]:
+        processes = len(os.sched_getaffinity(0))
+        with contextlib.closing(map_in_forks(look, finished, processes)) as answers:
+            for answer in answers:
+                if isinstance(answer, JobBroken):
+                    raise SweepRefused({name_of(answer.overrides, answer.number): answer})
+                yield answer.payload
+
+    return compose
 
 
 # In processes of their own, so that what they set and import is gone with them
@@ -228,12 +227,8 @@ def map_in_forks(
 
     Close what this returns: in a finalizer an exception of a signal's handler would be lost.
 
-    ``function``: what it returns can be pickled.
-
-    Raises:
-        LaunchError: it raised that.
-        ComposerKilled: it raised something else, which standard error shows, or its process was
-            killed.
+    ``function``: what it returns can be pickled. Raises `ComposerKilled` if it has raised
+    something, which standard error shows, or if its process was killed.
     """
     with contextlib.ExitStack() as stack:
         pipes = [
@@ -242,20 +237,15 @@ def map_in_forks(
         ]
         for place in range(len(items)):
             try:
-                answer, error = pickle.load(pipes[place % processes])  # noqa: S301 - of our own fork
+                answer = pickle.load(pipes[place % processes])  # noqa: S301 - of our own fork
             except (EOFError, pickle.UnpicklingError):
                 raise ComposerKilled from None
-            if error is not None:
-                raise error
             yield answer
 
 
 @contextlib.contextmanager
 def answering_fork(function: Callable[[A], object], items: Sequence[A]) -> Iterator[IO[bytes]]:
-    """The pipe that a fork writes its answers to: pairs of what the function returned, and None.
-
-    Or None and the `LaunchError` that it raised. The fork is gone afterwards.
-    """
+    """The pipe that a fork writes what the function returns to; it is gone afterwards."""
     flush_streams()
     read, write = os.pipe2(os.O_CLOEXEC)
     parent, ignored = os.getpid(), forks.ignored_at_start()
@@ -269,7 +259,10 @@ def answering_fork(function: Callable[[A], object], items: Sequence[A]) -> Itera
             set_parent_death_signal(signal.SIGKILL)
             if os.getppid() == parent:
                 forks.reset(ignored, python=True)  # lifts the mask, too
-                _answer(function, items, os.fdopen(write, "wb"))
+                answers = os.fdopen(write, "wb")
+                for item in items:
+                    pickle.dump(function(item), answers)
+                    answers.flush()
         except BaseException:  # noqa: BLE001 - see above
             traceback.print_exc()
             flush_streams()
@@ -284,13 +277,3 @@ def answering_fork(function: Callable[[A], object], items: Sequence[A]) -> Itera
             # one that has answered all is ending; the others are not wanted any more
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-
-
-def _answer(function: Callable[[A], object], items: Sequence[A], file: IO[bytes]) -> None:
-    for item in items:
-        try:
-            answer: tuple[object, LaunchError | None] = (function(item), None)
-        except LaunchError as error:
-            answer = (None, error)
-        pickle.dump(answer, file)
-        file.flush()

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from msgspec import structs
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 import lllaunch.sweep.schedule as v
 from lllaunch.app.submitting import ask, command_of, follows, make_ready
-from lllaunch.app.sweeping.jobs import name_of
+from lllaunch.app.sweeping.jobs import name_of, without_hydra
 from lllaunch.app.sweeping.probes import SweepRefused, map_in_forks
 from lllaunch.cluster import slurm
 from lllaunch.errors import ExitCode, LaunchError, for_signal
@@ -59,7 +59,6 @@ from lllaunch.text import duration
 from lllaunch.words import counted
 
 if TYPE_CHECKING:
-    from lllaunch.app.sweeping.composing import JobConfig
     from lllaunch.app.sweeping.jobs import SweepJobs
     from lllaunch.cluster.slurm import QueuedJob
     from lllaunch.sweep.protocol import Answer
@@ -297,7 +296,7 @@ class SlurmExecutor(Executor):
         self._longest_pause = first.poll_s
         # a sweeper that asks for one batch after another wants to know what became of each, and
         # what waits for a user's own app takes its end for that of the jobs, as with submitit
-        stays = self._jobs.composer.users_own or not self._at_once
+        stays = self._jobs.users_own or not self._at_once
         self._detached = first.detach is True if stays else not follows(first)
         numbers = [number for number in all_numbers if number not in self._in_queue]
         if not numbers:
@@ -306,7 +305,7 @@ class SlurmExecutor(Executor):
             # from now on this is a sweep of a cluster for whoever finds it
             os.makedirs(os.path.join(self._session.path, ARRAYS), exist_ok=True)
         if first.snapshot != "none":
-            cwd = str(self._jobs.composer.master.hydra.runtime.cwd)
+            cwd = str(self._jobs.master.hydra.runtime.cwd)
             self._snapshot = take(cwd, free_place(self._session.path), os.environ, self._say)
             if self._snapshot is not None and first.snapshot == "temporary":
                 # as long as jobs are to be submitted
@@ -365,8 +364,8 @@ class SlurmExecutor(Executor):
             with naming(spec.output_dir):
                 os.makedirs(spec.output_dir, exist_ok=True)
             _write_hydra(config)
-            user = self._jobs.composer.user
-            plain = make_ready(spec, config.own(), user, self._snapshot, spec.output_dir)
+            user, cfg = self._jobs.user, without_hydra(config)
+            plain = make_ready(spec, cfg, user, self._snapshot, spec.output_dir)
         except LaunchError as error:
             return v.JobBroken(number, error.exit_code, str(error), answer.overrides)
         return structs.replace(answer, payload=(cluster, plain), need=Need(), warm=None)
@@ -452,7 +451,7 @@ class SlurmExecutor(Executor):
         retries = {cause: n for cause, n in self._policy.retries._asdict().items() if n}
         submission = Submission.of(
             *(cluster, directory),
-            cwd=self._jobs.composer.master.hydra.runtime.cwd,
+            cwd=self._jobs.master.hydra.runtime.cwd,
             plain=all(self._answers[job.number].payload[1] for _, job in array.jobs),
             snapshot=snapshot,
             retries=retries,
@@ -469,7 +468,7 @@ class SlurmExecutor(Executor):
             command=command_of("--array", directory),
             directory=directory,
             output=os.path.join(directory, OUTPUT),
-            name=str(self._jobs.composer.master.hydra.job.name),
+            name=str(self._jobs.master.hydra.job.name),
             array=(len(array.tasks), self._parallel(cluster)),
             retries=any(self._policy.retries),
         )
@@ -600,15 +599,15 @@ class SlurmExecutor(Executor):
         return JobsLeft(v.FinishSweep(int(code), signum))
 
 
-def _write_hydra(config: JobConfig) -> None:
+def _write_hydra(config: DictConfig) -> None:
     """Write what Hydra leaves in the directory of a job that it runs."""
-    node = config.whole.hydra
+    node = config.hydra
     if node.output_subdir is None:
         return
-    directory = os.path.join(config.where.output_dir, str(node.output_subdir))
+    directory = os.path.join(node.runtime.output_dir, str(node.output_subdir))
     written = {
-        "config.yaml": config.own(),
-        "hydra.yaml": OmegaConf.masked_copy(config.whole, "hydra"),
+        "config.yaml": without_hydra(config),
+        "hydra.yaml": OmegaConf.masked_copy(config, "hydra"),
         "overrides.yaml": node.overrides.task,
     }
     with naming(directory):
