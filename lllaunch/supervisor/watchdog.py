@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from msgspec.structs import replace
 
@@ -35,7 +35,7 @@ from lllaunch.watchdog.findings import (
     Asked,
     Finding,
     GaveUp,
-    HeartbeatLost,
+    KernelSleep,
     NotFinite,
     Spinning,
     Stalled,
@@ -48,13 +48,6 @@ from lllaunch.watchdog.findings import (
     suspects,
 )
 from lllaunch.watchdog.sampling import Sample, Sampler, Usage, between, size_of
-from lllaunch.watchdog.stall import (
-    Detector,
-    MemoryDetector,
-    SilenceDetector,
-    SpinDetector,
-    StallDetector,
-)
 
 if TYPE_CHECKING:
     from io import FileIO
@@ -65,6 +58,7 @@ if TYPE_CHECKING:
     from lllaunch.watchdog.collector import StackCollector, TraceSource
     from lllaunch.watchdog.progress import Progress, ProgressReader
     from lllaunch.watchdog.scratch import Scratch
+    from lllaunch.watchdog.stall import Detector, SpinDetector
     from lllaunch.workers.group import WorkerProcesses
 
 
@@ -164,9 +158,7 @@ class WatchdogDriver:
         # Files of the workers' output, and those whose output is not all in such.
         self._outputs: Mapping[int, tuple[str, ...]] = {}
         self._unseen: frozenset[int] = frozenset()
-        # When it wants to be asked again, and until when time does not count.
-        self._wakes: float | None = None
-        self._thawed = 0.0
+        self._wakes: float | None = None  # when it wants to be asked again
         # By the limits that they are for: all but what was reported.
         self._detectors: dict[str, Detector] = {}
         # Moments of the next looks: of detectors, of a `sample`, and when the `timeout` of the
@@ -178,8 +170,6 @@ class WatchdogDriver:
         self._finding: Finding | None = None
         self._hung: tuple[int, ...] = ()
         self._taking: _Taking | None = None
-        # Seconds without a heartbeat that are too long.
-        self._patience = math.inf
 
     # One attempt after another
 
@@ -289,21 +279,14 @@ class WatchdogDriver:
         self._unseen = frozenset(
             rank for rank, paths in self._outputs.items() if len(paths) < len(files)
         )
-        starts = now + policy.warmup
         found: dict[str, Detector] = {}
-        if self._kernel_sleep > 0:
-            found["kernel"] = KernelDetector(self._kernel_sleep, lambda: self._starter)
-        if policy.memory is not None:
-            found["memory"] = MemoryDetector(policy.memory, self._sampler.shared_out)
-        if policy.stall is not None:
-            found["stall"] = StallDetector(policy.stall, policy.stall_scope, starts)
-        if policy.silence is not None:
-            found["silence"] = SilenceDetector(policy.silence, starts)
-        if policy.spin is not None:
-            # A group that does nothing at all is told as a stall, and told once; but those of
-            # another node may be busy.
-            idle = self._confirm is not None or policy.stall is None or policy.stall > policy.spin
-            found["spin"] = SpinDetector(policy.spin, starts, idle=idle)
+        if policy.looks or self._kernel_sleep > 0:
+            from lllaunch.watchdog.stall import KernelDetector, detectors  # noqa: PLC0415 - as below
+
+            alone = self._confirm is None
+            found = detectors(policy, now + policy.warmup, self._sampler.shared_out, alone=alone)
+            if self._kernel_sleep > 0:
+                found["kernel"] = KernelDetector(self._kernel_sleep, lambda: self._starter)
         if policy.progress is not None:
             from lllaunch.watchdog.progress import ProgressDetector  # noqa: PLC0415 - most need none
 
@@ -316,8 +299,6 @@ class WatchdogDriver:
             self._due["sample"] = now + self._samples
         if policy.timeout is not None:
             self._due["timeout"] = now + policy.timeout
-        if policy.heartbeat is not None:
-            self._patience = policy.heartbeat
 
     def close(self) -> None:
         """Watch no more; idempotent. A signal that interrupts it leaves no directory behind."""
@@ -348,8 +329,7 @@ class WatchdogDriver:
             self._notice_freeze(now)
             wait = None if self._timers is None else self._timers.next_in()
             found = [None if wait is None else now + wait, *self._moments()]
-            lost = [moment + self._patience for moment in self._last_beats().values()]
-            self._wakes = min((each for each in (*found, *lost) if each is not None), default=None)
+            self._wakes = min((each for each in found if each is not None), default=None)
             moments.append(self._wakes)
         elif not self._takes_all and self._pids:
             moments.append(self._due.get("sample"))
@@ -372,7 +352,6 @@ class WatchdogDriver:
     def _notice_freeze(self, now: float) -> None:
         """Forgive the workers time in which nobody ran: suspended machines, stopped containers."""
         if self._wakes is not None and now > self._wakes + self._tolerance:
-            self._thawed = now
             for detector in self._detectors.values():
                 detector.forgive(now)
 
@@ -390,7 +369,13 @@ class WatchdogDriver:
             found += self._stacks_taken(self._taking, self._taking.finding)
         if self._watches(healthy=healthy):
             for each in self._reports(now):
-                found += self._fired(each) if isinstance(each, Finding) else [each]
+                if isinstance(each, KernelSleep):
+                    for pid, seconds in each.seconds.items():
+                        text = "worker pid %d is in uninterruptible sleep for %.0f s"
+                        logger.error(text, pid, seconds)
+                    found.append(WorkersStuck())
+                else:
+                    found += self._fired(each) if isinstance(each, Finding) else [each]
             return found
         if self._timers is not None:
             # let no worker wait for room in the FIFO, whatever it wants to say
@@ -427,8 +412,6 @@ class WatchdogDriver:
             self._due.pop(name, None)
             if name == "spin":
                 self._end_taking()
-            elif name == "heartbeat":
-                self._patience = math.inf
             return [WatchdogFired(finding, kind_of(finding), ends=False)]
         self._finding = self._finding or finding
         asked = None
@@ -453,13 +436,6 @@ class WatchdogDriver:
         self._notice_freeze(now)
         if now >= self._due.get("timeout", math.inf):
             found.append(TimedOut(self._due["timeout"] - self._started))
-        late = {
-            rank: now - moment
-            for rank, moment in sorted(self._last_beats().items())
-            if now - moment >= self._patience
-        }
-        if late:
-            found.append(HeartbeatLost(tuple(late), max(late.values())))
         if self._taking is not None:
             found += self._compare(now, self._taking)
         if any(now >= moment for moment in self._moments()):
@@ -477,16 +453,7 @@ class WatchdogDriver:
 
     @property
     def _spin(self) -> SpinDetector | None:
-        spin = self._detectors.get("spin")
-        return spin if isinstance(spin, SpinDetector) else None
-
-    def _last_beats(self) -> dict[int, float]:
-        """From when on the next heartbeat is waited for, of live workers that have sent one."""
-        if self._started is None or self._patience == math.inf:
-            return {}
-        starts = max(self._started + self._policy.warmup, self._thawed)
-        beats = self._live_beats()
-        return {rank: max(beat / 1e9, starts) for rank, beat in beats.items() if beat}
+        return cast("SpinDetector | None", self._detectors.get("spin"))
 
     def _sample(
         self,
@@ -615,8 +582,9 @@ class WatchdogDriver:
         looks = self._activities(usage, written) if due else {}
         for name in due:
             detector = self._detectors[name]
+            finding = detector.look(now, looks)
             self._due[name] = now + detector.interval
-            found += self._without_moving(now, detector, detector.look(now, looks))
+            found += self._without_moving(now, detector, finding)
         return found
 
     def _without_moving(
@@ -811,27 +779,6 @@ class WatchdogDriver:
         with contextlib.suppress(OSError):
             if self._timers is not None:
                 self._timers.signal(action.pid, action.signum)
-
-
-class KernelDetector(Detector):
-    """Finds workers that are in uninterruptible sleep for too long; who starts them is none."""
-
-    def __init__(self, limit: float, starter: Callable[[], int] = int) -> None:
-        super().__init__(limit, 0.0)
-        self._starter = starter
-        self._since: dict[int, float] = {}
-
-    def look(self, now: float, looks: Mapping[int, Usage]) -> WorkersStuck | None:
-        """Take note of a look; return whether one sleeps for too long."""
-        asleep = {look.pids[0] for look in looks.values() if look.state == "D"} - {self._starter()}
-        self._since = {pid: self._since.get(pid, now) for pid in asleep}
-        found = None
-        for pid, since in self._since.items():
-            if now - since >= self._limit:
-                seconds = now - since
-                logger.error("worker pid %d is in uninterruptible sleep for %.0f s", pid, seconds)
-                found = WorkersStuck()
-        return found
 
 
 def _beside(error_file: str, name: str) -> str:

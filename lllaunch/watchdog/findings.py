@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 import signal
-from typing import Literal, TypeAlias
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, TypeAlias
 
 from lllaunch.documents import Said
 from lllaunch.spec import StallScope
@@ -192,6 +193,12 @@ class FoundElsewhere(Said, frozen=True):
 
     def __str__(self) -> str:
         return f"{self.found}, as {self.node} has noticed"
+
+
+class KernelSleep(NamedTuple):
+    """Workers are in uninterruptible sleep for too long: nothing that they hold comes free."""
+
+    seconds: Mapping[int, float]  # by process id
 
 
 Finding: TypeAlias = (

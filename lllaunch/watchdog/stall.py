@@ -7,9 +7,16 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from lllaunch.spec import StallScope
+from lllaunch.spec import StallScope, WatchdogPolicy
 from lllaunch.watchdog.evidence import bare
-from lllaunch.watchdog.findings import OverMemory, Silent, Spinning, Stalled
+from lllaunch.watchdog.findings import (
+    HeartbeatLost,
+    KernelSleep,
+    OverMemory,
+    Silent,
+    Spinning,
+    Stalled,
+)
 
 if TYPE_CHECKING:
     from lllaunch.watchdog.evidence import Frame, RankStack
@@ -79,6 +86,71 @@ class Detector(ABC):
 
         ``now``: the moment of the look, seconds of the monotonic clock.
         """
+
+
+def detectors(
+    policy: WatchdogPolicy, starts: float, shared_out: Callable[[Usage], int], *, alone: bool
+) -> dict[str, Detector]:
+    """Return what looks at workers for the limits of a policy, by their names.
+
+    ``shared_out``: memory of a worker and all below it, what they share counted once. ``alone``:
+    whether there are no other nodes.
+    """
+    found: dict[str, Detector] = {}
+    if policy.memory is not None:
+        found["memory"] = MemoryDetector(policy.memory, shared_out)
+    if policy.heartbeat is not None:
+        found["heartbeat"] = HeartbeatDetector(policy.heartbeat, starts)
+    if policy.stall is not None:
+        found["stall"] = StallDetector(policy.stall, policy.stall_scope, starts)
+    if policy.silence is not None:
+        found["silence"] = SilenceDetector(policy.silence, starts)
+    if policy.spin is not None:
+        # A group that does nothing at all is told as a stall, and told once; but those of another
+        # node may be busy.
+        idle = not alone or policy.stall is None or policy.stall > policy.spin
+        found["spin"] = SpinDetector(policy.spin, starts, idle=idle)
+    return found
+
+
+class HeartbeatDetector(Detector):
+    """Finds workers that have sent a heartbeat, and send none any more."""
+
+    def __init__(self, limit: float, starts: float) -> None:
+        super().__init__(limit, starts)
+        self._rest = limit
+
+    @property
+    def interval(self) -> float:
+        """Seconds until the first of them can be late."""
+        return self._rest
+
+    def look(self, now: float, looks: Mapping[int, Usage]) -> HeartbeatLost | None:
+        """Take note of a look; return who is late."""
+        waited = {
+            rank: now - max(look.beat / 1e9, self._starts)
+            for rank, look in sorted(looks.items())
+            if look.beat
+        }
+        self._rest = max(self._limit - max(waited.values(), default=0.0), _SHORTEST_PAUSE)
+        late = {rank: seconds for rank, seconds in waited.items() if seconds >= self._limit}
+        return HeartbeatLost(tuple(late), max(late.values())) if late else None
+
+
+class KernelDetector(Detector):
+    """Finds workers that are in uninterruptible sleep for too long; who starts them is none."""
+
+    def __init__(self, limit: float, starter: Callable[[], int] = int) -> None:
+        super().__init__(limit, 0.0)
+        self._starter = starter
+        self._since: dict[int, float] = {}
+
+    def look(self, now: float, looks: Mapping[int, Usage]) -> KernelSleep | None:
+        """Take note of a look; return who sleeps for too long."""
+        asleep = {look.pids[0] for look in looks.values() if look.state == "D"} - {self._starter()}
+        self._since = {pid: self._since.get(pid, now) for pid in asleep}
+        long = {pid: now - at for pid, at in self._since.items() if now - at >= self._limit}
+        return KernelSleep(long) if long else None
 
 
 class StallDetector(Detector):

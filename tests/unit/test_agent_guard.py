@@ -184,6 +184,8 @@ def test_whoever_hangs_in_the_kernel_is_looked_for_while_the_group_runs(play: Ma
     driver = WatchdogDriver(None, clock, kernel_sleep=8.0)
 
     class Asleep:
+        shared_out = None
+
         def usage(self, pids: Mapping[int, int]) -> dict[int, Usage]:
             return {rank: Usage(0.0, state="D", pids=(pid,)) for rank, pid in pids.items()}
 

@@ -28,8 +28,8 @@ from lllaunch.supervisor.environ import (
     substitute_local_rank,
     virtual_rank,
 )
-from lllaunch.supervisor.watchdog import KernelDetector
 from lllaunch.watchdog.sampling import TIMEOUT_VARIABLE, Usage, kernel_sleep
+from lllaunch.watchdog.stall import KernelDetector
 
 
 def place(**changes: Any) -> WorkerContext:

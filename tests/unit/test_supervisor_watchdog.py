@@ -193,7 +193,7 @@ def test_time_in_which_the_whole_machine_stood_still_does_not_count(play: Any) -
 
 
 def test_what_is_reported_is_said_once_and_nobody_wakes_up_for_it_again(play: Any) -> None:
-    limits = {"timeout": 100.0, "memory": 10, "spin": 200.0, "silence": 300.0, "heartbeat": 300.0}
+    limits = {"timeout": 100.0, "memory": 10, "spin": 200.0, "silence": 300.0}
     played = play(**limits, report=frozenset(limits))
     played.used = played.used._replace(rss=100)
     found = fired(played.after(1000.0, busy=1.0))
