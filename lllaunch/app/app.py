@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import gc
 import logging
@@ -37,13 +36,7 @@ from lllaunch.app.configs import (
     is_of_a_moment,
 )
 from lllaunch.app.gate import GuardedLoader, JobOf, admit, has_rules
-from lllaunch.app.planning import (
-    load,
-    locating,
-    perform,
-    plain,
-    plan_job,
-)
+from lllaunch.app.planning import load, locating, perform, plain, plan_job, without_hydra
 from lllaunch.app.sweeping.sweeper import completed
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, OutputError
 from lllaunch.hydra_compat import Seam, keeping_lists
@@ -209,9 +202,7 @@ class Jobs:
 
     def _plan_ahead(self, config: DictConfig) -> None:
         """Decide what the run is, or raise, and claim its directory if that is not Hydra's."""
-        job = copy.deepcopy(config)
-        with read_write(job), open_dict(job):
-            del job["hydra"]
+        job = without_hydra(config)
         with env_override(config.hydra.job.env_set):
             spec = self._decide(job)
         if not self._claimed[-1].is_at(spec.directory):

@@ -231,8 +231,12 @@ class Reviewed:
     name: str  # what its lock is called; empty if nothing says
     job: str  # its overrides, if it is a job of a sweep
     directory: str  # where its files would go, as the config says it
-    told: OriginAnnotator
     origins: Callable[[], Origins]
+
+    @functools.cached_property
+    def told(self) -> OriginAnnotator:
+        """Says of the values of its plan where they came from."""
+        return OriginAnnotator(self.origins(), self.spec, sweeps=bool(self.job))
 
     @functools.cached_property
     def plan(self) -> dict[str, Any]:
@@ -266,8 +270,7 @@ def review_run(composed: Composition, policy: Policy | None = None) -> Reviewed:
     config = composed.compose()
     with locating(composed.loader, config):
         spec = composed.plan(config)
-    found = composed.origins(composed.command.overrides)
-    return _reviewed(spec, config, policy, lambda: found, OriginAnnotator(found, spec))
+    return _reviewed(composed, spec, config, policy)
 
 
 def review_sweep(composed: Composition, policy: Policy | None = None) -> list[Reviewed]:
@@ -296,19 +299,15 @@ def review_sweep(composed: Composition, policy: Policy | None = None) -> list[Re
         except LaunchError as error:
             why = f"{job_name(overrides)}:\n{error}".replace("\n", "\n  ")
             raise ComposeFailed(why, exit_code=error.exit_code) from error
-        origins = functools.cache(functools.partial(composed.origins, given_overrides(job)))
-        # the first one is shown whole, the others by what differs
-        told = OriginAnnotator(Origins({}) if found else origins(), spec, sweeps=True)
-        found.append(_reviewed(spec, job, policy, origins, told, overrides))
+        found.append(_reviewed(composed, spec, job, policy, overrides))
     return found
 
 
 def _reviewed(
+    composed: Composition,
     spec: LaunchSpec,
     config: DictConfig,
     policy: Policy | None,
-    origins: Callable[[], Origins],
-    told: OriginAnnotator,
     overrides: Sequence[str] | None = None,
 ) -> Reviewed:
     """Return a run, or with overrides a job of a sweep."""
@@ -319,7 +318,9 @@ def _reviewed(
     job = job_name(overrides) if overrides is not None else ""
     refused = check(spec, config, policy, tree_top(os.getcwd()))
     unlocked, name = variables_of_hydra(config), lock_name(spec, config)
-    return Reviewed(spec, refused, unlocked, name, job, directory, told, origins)
+    # takes as long as composing, and few are asked for it
+    origins = functools.cache(functools.partial(composed.origins, given_overrides(config)))
+    return Reviewed(spec, refused, unlocked, name, job, directory, origins)
 
 
 def located(

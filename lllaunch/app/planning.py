@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
 import pickle
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hydra import version
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from msgspec.structs import replace
+from omegaconf import open_dict, read_write
 
 from lllaunch.app.configs import DIRECTORY, given_overrides
 from lllaunch.errors import Diagnostic, LaunchError, OutputError
@@ -31,22 +33,21 @@ if TYPE_CHECKING:
     from lllaunch.spec import LaunchSpec
 
 
-class Whereabouts(NamedTuple):
-    """Directories of a job, absolute; ``cwd`` is the output directory with ``hydra.job.chdir``."""
+def without_hydra(config: DictConfig) -> DictConfig:
+    """Return a config without Hydra's node, as a task function gets it; a copy."""
+    cfg = copy.deepcopy(config)
+    with read_write(cfg), open_dict(cfg):
+        del cfg["hydra"]
+    return cfg
 
-    runtime_cwd: str
-    output_dir: str
-    cwd: str
 
-
-def whereabouts() -> Whereabouts:
-    """Return where the job is whose config is Hydra's."""
-    node: Any = HydraConfig.get()
-    cwd, output_dir, moves = node.runtime.cwd, node.runtime.output_dir, node.job.chdir
+def job_cwd(hydra: Any) -> str:
+    """Return where a job works, by Hydra's node: its output directory if it moves there."""
+    moves = hydra.job.chdir
     if moves is None:
         # Hydra's rule
         moves = not version.base_at_least("1.2")
-    return Whereabouts(cwd, output_dir, output_dir if moves else os.getcwd())
+    return str(hydra.runtime.output_dir) if moves else os.getcwd()
 
 
 @contextlib.contextmanager
@@ -82,17 +83,18 @@ def plan_job(cfg: DictConfig, user: UserFunction | None, **known: Any) -> Launch
     from lllaunch.config.nodes import HostContext  # noqa: PLC0415
     from lllaunch.config.resolve import resolve  # noqa: PLC0415
 
-    where = whereabouts()
+    hydra: Any = HydraConfig.get()
+    cwd = hydra.runtime.cwd
     # where Hydra looked for the user's configs, in order
-    sources = HydraConfig.get().runtime.config_sources
+    sources = hydra.runtime.config_sources
     searched = [source.path for source in sources if source.schema == "file"]
-    conf = os.path.join(where.runtime_cwd, DIRECTORY)
+    conf = os.path.join(cwd, DIRECTORY)
     if user is not None:
         known |= {"function": user.entrypoint, "preload": user.preload, "forked": user.forked}
     around = HostContext(
-        runtime_cwd=where.runtime_cwd,
-        output_dir=where.output_dir,
-        job_cwd=where.cwd,
+        runtime_cwd=cwd,
+        output_dir=hydra.runtime.output_dir,
+        job_cwd=job_cwd(hydra),
         searched=searched if conf in searched else [*searched, f"{conf} (not there)"],
         **known,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import hashlib
 import os
@@ -357,11 +356,3 @@ class SweepJobs:
         ]
         if problems:
             raise ConfigError(tuple(problems))
-
-
-def without_hydra(config: DictConfig) -> DictConfig:
-    """Return a copy of a config without Hydra's node, as a task function gets it."""
-    cfg = copy.deepcopy(config)
-    with read_write(cfg), open_dict(cfg):
-        del cfg["hydra"]
-    return cfg

@@ -29,14 +29,13 @@ from lllaunch.app.app import jobs_of
 from lllaunch.app.boundary import AppEnded, JobFailed, refusing, tell_ci
 from lllaunch.app.configs import as_written, is_of_a_moment
 from lllaunch.app.own_worker import UserFunction, end_script_at_launch
-from lllaunch.app.planning import load, locating, whereabouts
+from lllaunch.app.planning import job_cwd, load, locating, without_hydra
 from lllaunch.app.sweeping.jobs import (
     FOR_JOBS,
     LAUNCHER,
     SweepJobs,
     labels_of,
     name_of,
-    without_hydra,
 )
 from lllaunch.app.sweeping.probes import compared, decides, probe
 from lllaunch.app.sweeping.sweeper import command
@@ -592,8 +591,8 @@ class SweptJob(JobReturn):
     @property
     def working_dir(self) -> str:  # type: ignore[override]
         """Where the job worked: its output directory with ``hydra.job.chdir``."""
-        with self._again():
-            return whereabouts().cwd
+        with self._again() as config:
+            return job_cwd(config.hydra)
 
     @property  # type: ignore[misc]
     def return_value(self) -> Any:
