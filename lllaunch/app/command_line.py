@@ -383,11 +383,14 @@ def _converted(name: str, text: str) -> str:
     return quoted(text)
 
 
-def quoted(word: str) -> str:
-    """Return a word as Hydra's grammar takes it, so that it comes out as the same text."""
+def quoted(word: str, *, numbers: bool = True) -> str:
+    """Return a word as Hydra's grammar takes it, so that it comes out as the same text.
+
+    ``numbers``: one may come out as a number.
+    """
     try:
         number = float(word)
-        plain = word in {repr(number), str(int(number)) if number.is_integer() else ""}
+        plain = numbers and word in {repr(number), str(int(number)) if number.is_integer() else ""}
     except (ValueError, OverflowError):
         special = word.lower() in {"true", "false", "null"}
         plain = re.fullmatch(r"[A-Za-z_./-][\w./:-]*", word, re.ASCII) is not None and not special

@@ -33,7 +33,6 @@ from lllaunch.checking.tree import (
     Experiment,
     find_experiments,
     found_in,
-    is_in,
     lint,
     misplaced,
     read_tree,
@@ -99,45 +98,23 @@ def check_tree(directory: str) -> Outcome:
         each.found += [] if each.experiment.is_preset or included else each.left_open
     examined = [each for each in every if each.is_one]
     by_command = {each.command: each for each in examined}
+    # what says again, in other words, what the text of a file shows
+    shown = [each for each in linted if each.exit_code]
     found = [
         *(*tree.found, *about_policy, *linted),
-        *superseded([each for one in examined for each in one.found], linted),
+        *(each for one in examined for each in one.found if not any(map(each.repeats, shown))),
         *told_unused(examined),
         *(each for lock in tree.locks.items() for each in compare_lock(*lock, by_command)),
     ]
     outcome = Outcome(
         tree.directory,
-        tuple(
-            Checked(
-                each.experiment.name,
-                each.experiment.file.path,
-                each.command.words,
-                each.plan_hash,
-                each.locked,
-            )
-            for each in examined
-        ),
+        tuple(each.checked for each in examined),
         tuple(tree.locks.values()),
         (*(file.path for file in tree.files.values()), *filter(None, [tree.policy])),
         tuple(merged(found)),
     )
     hide, literal = _redactors(tree.files.values())
     return outcome.cleaned(lambda text: hide(literal(text)))
-
-
-def superseded(
-    found: Iterable[CheckedDiagnostic], by: Iterable[CheckedDiagnostic]
-) -> list[CheckedDiagnostic]:
-    """Leaves out what says again, in other words, what the text of a file shows."""
-    known = [(each.file, each.line, each.key) for each in by if each.exit_code]
-    return [
-        each
-        for each in found
-        if not any(
-            (each.file, each.line) == (file, line) and is_in(key, each.key)
-            for file, line, key in known
-        )
-    ]
 
 
 def _redactors(files: Iterable[ConfigFile]) -> tuple[Redactor, Redactor]:
@@ -171,36 +148,32 @@ def compare_lock(
             message = f"{each.text}: {refused.renew}"
             yield CheckedDiagnostic.at(REFUSED, each.code, path, line, each.key, message)
         return
-    experiment, changes = _changes(lock, name, examined)
+    named = lock.command[:1] == ("--name",)
+    experiment = ""
+    changes: tuple[Change, ...] | str | None
+    try:
+        command = ConfigRequest.parse(lock.command[2:] if named else lock.command)
+        known = examined.get(command)
+        if known is None or _JOBS in lock.plan:
+            whose = None if named else name
+            changes = in_fork(lambda: _composed_changes(lock, command, whose), LONGEST_OF_LOCKS)
+        elif known.plan is None:
+            changes = f"makes no plan any more: see {known.experiment.file.path}"
+        else:
+            experiment, changes = known.experiment.name, differences(lock.plan, known.plan)
+    except ValueError as error:
+        changes = f"is no command that makes a plan: {shorten(str(error))}"
+    if changes is None:
+        changes = f"cannot be composed within {LONGEST_OF_LOCKS:g} s"
     if isinstance(changes, str):
-        problem = Diagnostic("lock", "command", "", changes, "", path, 1)
-        yield CheckedDiagnostic.of(problem, WRONG)
+        yield CheckedDiagnostic.at(WRONG, "lock", path, 1, "command", changes)
     elif changes:
         lines = [f"  {line}" for line in text_lines(changes, _MOST_LINES)]
         advice = f"if this is what shall run, have it reviewed anew: {lock.renew}"
-        whose = f"the plan of {experiment}" if experiment else "the plan"
-        message = "\n".join([f"{whose} is not the reviewed one:", *lines, advice])
+        whose_plan = f"the plan of {experiment}" if experiment else "the plan"
+        message = "\n".join([f"{whose_plan} is not the reviewed one:", *lines, advice])
         names = (experiment,) if experiment else ()
         yield CheckedDiagnostic.at(REFUSED, "not-reviewed", path, 1, "", message, names)
-
-
-def _changes(
-    lock: Lock, name: str, examined: Mapping[ConfigRequest, Examined]
-) -> tuple[str, tuple[Change, ...] | str]:
-    """The experiment of a lock, if it is one of the tree, and what differs, or why no one knows."""
-    named = lock.command[:1] == ("--name",)
-    try:
-        command = ConfigRequest.parse(lock.command[2:] if named else lock.command)
-    except ValueError as error:
-        return "", f"is no command that makes a plan: {shorten(str(error))}"
-    known = examined.get(command)
-    if known is not None and _JOBS not in lock.plan:
-        if known.plan is None:
-            return "", f"makes no plan any more: see {known.experiment.file.path}"
-        return known.experiment.name, differences(lock.plan, known.plan)
-    whose = None if named else name
-    changes = in_fork(lambda: _composed_changes(lock, command, whose), LONGEST_OF_LOCKS)
-    return "", f"cannot be composed within {LONGEST_OF_LOCKS:g} s" if changes is None else changes
 
 
 def _composed_changes(
@@ -276,6 +249,12 @@ class Examined:
     used: frozenset[str] = frozenset()  # its top-level keys that something refers to
     # and the others, where a file of the tree gives them
     unused: list[CheckedDiagnostic] = field(default_factory=list)
+
+    @property
+    def checked(self) -> Checked:
+        """What is told of it."""
+        name, file = self.experiment.name, self.experiment.file.path
+        return Checked(name, file, self.command.words, self.plan_hash, self.locked)
 
 
 def examine(tree: ConfigTree, policy: Policy | None, directory: str | None) -> Iterator[Examined]:

@@ -26,10 +26,6 @@ WRONG = 2
 REFUSED = 5
 """Code of what was not reviewed, or is not allowed."""
 
-# What may hold a secret, and what must be on one line.
-_TEXTS = {"key", "value", "message", "hint", "expected", "command"}
-_PATHS = {"file", "files", "locks"}
-
 
 @dataclass(frozen=True)
 class CheckedDiagnostic(Diagnostic):
@@ -67,6 +63,15 @@ class CheckedDiagnostic(Diagnostic):
     def level(self) -> Level:
         """``warning``, or ``error`` for what changes the exit code."""
         return "error" if self.exit_code else "warning"
+
+    def repeats(self, other: CheckedDiagnostic) -> bool:
+        """Whether another one is about the same line, and the same key or one below it."""
+        return (self.file, self.line) == (other.file, other.line) and is_in(other.key, self.key)
+
+
+def is_in(key: str, *names: str) -> bool:
+    """Whether a dotted key is one of others, or below it."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def merged(found: Iterable[CheckedDiagnostic]) -> list[CheckedDiagnostic]:
@@ -117,19 +122,19 @@ class Outcome:
     def cleaned(self, hide: Callable[[str], str]) -> Outcome:
         """Returns the same for all who read it: without secrets, and with tidy texts only."""
 
-        def clean(value: Any, name: str) -> Any:
+        def clean(value: Any, name: str = "") -> Any:
             if isinstance(value, str):
-                text = tidy(hide(value) if name in _TEXTS else value)
-                return text.replace("\n", " ") if name in _PATHS else text
+                text = tidy(hide(value))
+                return text if name in {"message", "hint"} else text.replace("\n", " ")
             if isinstance(value, tuple):
                 return tuple(clean(each, name) for each in value)
-            return cleaned(value) if is_dataclass(value) else value
+            if not is_dataclass(value):
+                return value
+            given = {each.name: getattr(value, each.name) for each in fields(value)}
+            cleaned = {name: clean(each, name) for name, each in given.items()}
+            return replace(value, **cleaned)  # type: ignore[type-var]
 
-        def cleaned(record: Any) -> Any:
-            given = {each.name: getattr(record, each.name) for each in fields(record)}
-            return replace(record, **{name: clean(value, name) for name, value in given.items()})
-
-        outcome: Outcome = cleaned(self)
+        outcome: Outcome = clean(self)
         return outcome
 
 

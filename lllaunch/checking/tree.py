@@ -12,11 +12,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lllaunch.checking.findings import WRONG, CheckedDiagnostic
+from lllaunch.app.command_line import quoted
+from lllaunch.app.configs import EXPERIMENTS
+from lllaunch.checking.findings import WRONG, CheckedDiagnostic, is_in
 from lllaunch.config.document import NO_LINES, Document, parse, read_text
 from lllaunch.config.secrets import EXPOSED, exposed, not_secret
 from lllaunch.config.tree import dotted, leaf_items, shown_path
 from lllaunch.errors import ConfigError, Diagnostic
+from lllaunch.review.paths import LOCKS, POLICY_FILE
 from lllaunch.secret_names import is_secret_name
 from lllaunch.text import shorten
 
@@ -26,12 +29,7 @@ _PACKAGE = re.compile(r"\s*#\s*@package\s+(\S+)\s*")
 MOST_FILES = 20_000
 """Entries of all directories of a tree."""
 
-EXPERIMENTS = "exp"
-"""The group whose configs are experiments, whatever they say."""
-
 _EMPTY = Document({}, NO_LINES)
-_OURS = "lllaunch.yaml"
-_LOCKS = "locks"
 
 
 @dataclass(frozen=True)
@@ -131,9 +129,9 @@ def read_tree(directory: str) -> ConfigTree:
             found.append(CheckedDiagnostic.at(0, "unread", path, 0, "", message))
         if extension != ".yaml":
             continue
-        if name == _OURS:
+        if name == os.path.basename(POLICY_FILE):
             policy = path
-        elif stem.startswith(f"{_LOCKS}/"):
+        elif stem.startswith(f"{LOCKS}/"):
             locks[stem.partition("/")[2]] = path
         else:
             try:
@@ -191,7 +189,6 @@ def _names(directory: str, found: list[CheckedDiagnostic]) -> Iterator[str]:
 
 
 _LAUNCH = "launch"
-_PLAIN = re.compile(r"(?!(?:true|false|null|nan|inf)$)[a-z_][\w/.+-]*", re.ASCII | re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -223,18 +220,11 @@ def find_experiments(files: Iterable[ConfigFile]) -> Iterator[Experiment]:
             rest = name.partition("/")[2]
             # another config may have the same name
             told = name if rest in known else rest
-            yield Experiment(told, file, (f"+{EXPERIMENTS}={_quoted(rest)}",))
+            yield Experiment(told, file, (f"+{EXPERIMENTS}={quoted(rest, numbers=False)}",))
         elif not group:
             yield Experiment(name, file, (), name, certain=_LAUNCH in file.data)
         elif file.header == "_global_" and isinstance(file.data.get(_LAUNCH), dict):
-            yield Experiment(name, file, (f"+{group}={_quoted(option)}",))
-
-
-def _quoted(option: str) -> str:
-    """An option as an override takes it."""
-    if _PLAIN.fullmatch(option):
-        return option
-    return "'" + option.replace("\\", "\\\\").replace("'", "\\'") + "'"
+            yield Experiment(name, file, (f"+{group}={quoted(option, numbers=False)}",))
 
 
 # Here a number of base 60 can only be something else that was not quoted.
@@ -256,13 +246,8 @@ def lint(file: ConfigFile) -> Iterator[CheckedDiagnostic]:
         if any(map(is_secret_name, each.path)):
             text, number = "it", "a number of base 60"
         message = f"YAML reads {text} as {number}: quote it"
-        code = WRONG if any(is_in(key, name) for name in _NEVER_NUMBERS) else 0
+        code = WRONG if is_in(key, *_NEVER_NUMBERS) else 0
         yield CheckedDiagnostic.at(code, "base-60", file.path, each.line, shorten(key), message)
-
-
-def is_in(key: str, name: str) -> bool:
-    """Whether a dotted key is another one, or below it."""
-    return key == name or key.startswith(f"{name}.")
 
 
 def misplaced(file: ConfigFile) -> Iterator[CheckedDiagnostic]:

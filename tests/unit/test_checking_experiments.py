@@ -66,9 +66,9 @@ def test_names_are_told_apart_and_quoted() -> None:
     assert known == {
         "exp/a": ("+exp=a",),
         "a": (),
-        "100": ("+exp='100'",),
-        "c,d": ("+exp='c,d'",),
-        "it's": ("+exp='it\\'s'",),
+        "100": ('+exp="100"',),
+        "c,d": ('+exp="c,d"',),
+        "it's": ('+exp="it\'s"',),
         "on": ("+exp=on",),
     }
 
