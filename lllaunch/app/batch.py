@@ -37,7 +37,7 @@ from lllaunch.files import open_file
 from lllaunch.locks import LOST_NODE_PATIENCE, PATIENCE
 from lllaunch.review.paths import locks_all, policy_path, tree_top
 from lllaunch.run.build import BuildQuery, modules_of
-from lllaunch.run.directory import LOCK_NAME, PLAN, SUBMISSION, RunDirectory
+from lllaunch.run.directory import LOCK_NAME, PLAN, SUBMISSION, RunDirectory, forget_result
 from lllaunch.run.files import naming
 from lllaunch.run.result import KilledBySignal, NodeGone, RunResult, known_result
 from lllaunch.run.snapshot import Snapshot, let_go
@@ -57,7 +57,6 @@ from lllaunch.run.submission import (
 )
 from lllaunch.spawner.forks import flush_streams
 from lllaunch.sweep.arrays import holder_of, read_tasks
-from lllaunch.sweep.history import forget_result
 from lllaunch.sweep.schedule import cause_of
 from lllaunch.text import first_line
 

@@ -23,7 +23,7 @@ from lllaunch.results.index import remember
 from lllaunch.results.locate import entry_now, locate
 from lllaunch.results.queue import BatchQueue, queue_text
 from lllaunch.results.store import read_run
-from lllaunch.run.directory import PLAN
+from lllaunch.run.directory import PLAN, forget_result
 from lllaunch.run.files import write_atomic
 from lllaunch.run.result import RunResult
 from lllaunch.run.snapshot import Snapshot, free_place, hold, remove, take
@@ -38,7 +38,6 @@ from lllaunch.run.submission import (
     read_submission,
 )
 from lllaunch.spawner.protocol import Function
-from lllaunch.sweep.history import forget_result
 from lllaunch.words import shown_path
 from lllaunch.workers.tail import Follower
 

@@ -97,9 +97,10 @@ def _from_yaml(text: str) -> tuple[str, ...]:
     return tuple(found) if starts else ()
 
 
-def last_event(directory: str) -> dict[str, Any] | None:
-    """Returns the last whole line of a run's events.jsonl, None if there is none."""
-    return last_line(os.path.join(directory, EVENTS), _TAIL, as_object)
+def last_event_ns(directory: str) -> int:
+    """Return the time of the last whole line of a run's events.jsonl, 0 if there is none."""
+    at = (last_line(os.path.join(directory, EVENTS), _TAIL, as_object) or {}).get("time_ns")
+    return at if isinstance(at, int) else 0
 
 
 OF_A_RUN = frozenset({LOCK_NAME, EVENTS, PLAN, RESULT})
@@ -445,7 +446,7 @@ def progress_of(workers: Iterable[RankSample]) -> Progress | None:
 def read_run(
     found: FoundDirectory, queue: BatchQueue | None = None, hide: Callable[[str], str] = str
 ) -> tuple[ListEntry, RunResult | None]:
-    """Return what became of a run, and its result.json if that is of this run; never raises.
+    """Return what became of a run, and its result.json if there is one; never raises.
 
     `hide` takes secrets out of all that its result.json says.
     """
@@ -460,13 +461,13 @@ def read_run(
 def _read_local(
     found: FoundDirectory, hide: Callable[[str], str] = str
 ) -> tuple[ListEntry, RunResult | None]:
-    path = found.path
-    is_there = RESULT in found.names
-    result, error = _result(found, hide) if is_there else (None, None)
-    if result is not None and not _is_of_former(result, path):
-        return _ended(result), result
+    path, error = found.path, None
+    if RESULT in found.names:
+        result, error = _result(found, hide)
+        if result is not None:
+            return _ended(result), result
     state = "unknown"
-    if not is_there or result is not None:
+    if error is None:
         state = state_of(lock_of("run", path)) if LOCK_NAME in found.names else "died"
     started_ns = changed_ns(os.path.join(path, PLAN))
     entry = ListEntry(
@@ -476,7 +477,7 @@ def _read_local(
         started_ns=started_ns,
         seconds=_until(started_ns, path, state),
         attempts=_count_attempts(found),
-        root_cause="" if error is None or state != "unknown" else _wrong(error),
+        root_cause="" if error is None else _wrong(error),
         error=error,
     )
     return entry, None
@@ -507,11 +508,10 @@ def read_submitted(
     # what it wrote between the first look and its end
     history, names = read_history(path), contents_of(path)[0]
     result = _result(found, hide)[0] if RESULT in names else None
-    last_ns = (last_event(path) or {}).get("time_ns")
-    batch = batch_facts(submission, history, last_ns if isinstance(last_ns, int) else 0)
+    batch = batch_facts(submission, history, last_event_ns(path))
     if not batch.started_ns or (result is not None and result.ended_ns < batch.started_ns):
         result = None
-    if is_held(lock_of("run", path)) if result is None else _is_of_former(result, path):
+    if result is None and is_held(lock_of("run", path)):
         # another run in its directory, of this machine
         return _read_local(found, hide)
     if result is None:
@@ -644,31 +644,13 @@ def _ended(result: RunResult) -> ListEntry:
     )
 
 
-def _is_of_former(result: RunResult, path: str) -> bool:
-    """Whether a result is that of an earlier run in the same directory: here alone it is decided.
-
-    The plan and the events of a later one are younger than the file, by the clock of their file
-    system. They also are where files were copied, so somebody else has to confirm it: whoever holds
-    the directory, or the time of the last event.
-    """
-    written = changed_ns(os.path.join(path, RESULT)) or 0
-    if all((changed_ns(os.path.join(path, name)) or 0) <= written for name in (PLAN, EVENTS)):
-        return False
-    if is_held(lock_of("run", path)):
-        return True
-    ended, at = result.ended_ns, (last_event(path) or {}).get("time_ns")
-    # as the time of the result it is cut to microseconds
-    return bool(ended) and isinstance(at, int) and at // 1000 > ended // 1000
-
-
 def _until(began_ns: int | None, path: str, state: str) -> float | None:
     """Return for how long a run without a result has run."""
     if state == "running":
         end = time.time_ns()
     else:
         # events may be far between
-        event, sample = (last_event(path) or {}).get("time_ns"), sample_of(path)
-        end = event if isinstance(event, int) else 0
+        end, sample = last_event_ns(path), sample_of(path)
         if sample is not None and 0 < sample.time < _LATEST:
             end = max(end, round(sample.time * 1e9))
     return max(0, end - began_ns) / 1e9 if began_ns is not None and end else None

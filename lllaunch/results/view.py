@@ -73,7 +73,7 @@ def without_ours(lines: Iterable[str]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class RunView:
-    """All that is known of a run; `result` is its result.json if that is not an earlier run's."""
+    """All that is known of a run; `result` is its result.json."""
 
     found: FoundDirectory
     entry: ListEntry

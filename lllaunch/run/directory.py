@@ -133,6 +133,19 @@ class RunDirectory(HeldDirectory):
         return number, path
 
 
+def forget_result(directory: str) -> None:
+    """Take away the result.json of an earlier run in a directory, before another one starts there.
+
+    So what is there afterwards is of the latter, whatever the clocks say.
+
+    Raises:
+        OutputError: it cannot be taken away.
+    """
+    path = os.path.join(directory, RESULT)
+    with naming(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.unlink(path)
+
+
 def free_space(path: str) -> tuple[str, int] | None:
     """Return where the file system of a directory is mounted, and the bytes that are free on it."""
     try:

@@ -17,7 +17,7 @@ from lllaunch.clock import now_ns
 from lllaunch.errors import ExitCode, LaunchError, OutputError
 from lllaunch.linux.cgroup import Memory, read_memory, shortage
 from lllaunch.locks import PATIENCE
-from lllaunch.run.directory import EVENTS, PLAN, RESULT, SAMPLES, RunDirectory
+from lllaunch.run.directory import EVENTS, PLAN, RESULT, SAMPLES, RunDirectory, forget_result
 from lllaunch.run.events import EventLog
 from lllaunch.run.files import write_atomic
 from lllaunch.run.group import RunGroup
@@ -145,6 +145,7 @@ class Run:
         )
         with source as signals, _reserve() as reserve:
             try:
+                forget_result(directory.path)
                 plan = self.plan_text.encode("utf-8", "surrogateescape")
                 write_atomic(directory.file(PLAN), plan)
                 if job is not None and job.early is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from lllaunch.files import read_bytes
-from lllaunch.run.directory import EVENTS, LOCK_NAME, PLAN
+from lllaunch.run.directory import EVENTS, LOCK_NAME, PLAN, forget_result
 from lllaunch.run.files import link_atomic, write_atomic
 from lllaunch.run.result import (
     AttemptResult,
@@ -83,6 +83,7 @@ class RunNodes(NodeGroup):
 
     def _make_root(self, directory: RunDirectory) -> None:
         """Let the run's directory look like that of any run: it leads to what node 0 writes."""
+        forget_result(self._root)
         write_atomic(self.file(NODES_FILE), self._own_token.encode())
         own = os.path.basename(directory.path)
         for name in (LOCK_NAME, EVENTS, PLAN, "latest", ".hydra"):

@@ -277,19 +277,6 @@ RETURN_LIMIT = 4096
 _LONGEST = 300  # characters of a root cause
 
 
-def forget_result(directory: str) -> None:
-    """Take away the result.json of an earlier run in a directory, before a job starts there.
-
-    So what is there afterwards is the job's, whatever the clocks say.
-
-    Raises:
-        OutputError: it cannot be taken away.
-    """
-    path = os.path.join(directory, RESULT)
-    with naming(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        os.unlink(path)
-
-
 def read_result(directory: str) -> RunResult | None:
     """Return what the result.json in a directory says, None if there is none that makes sense.
 

@@ -20,11 +20,11 @@ from msgspec.structs import replace
 import lllaunch.sweep.schedule as v
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, OutputError
 from lllaunch.locks import PATIENCE, HeldDirectory, lock_directory
+from lllaunch.run.directory import forget_result
 from lllaunch.run.files import naming
 from lllaunch.run.submission import forget_submission
 from lllaunch.sweep.history import (
     SweepHistory,
-    forget_result,
     read_result,
     read_results,
     result_of,

@@ -72,6 +72,17 @@ def test_what_a_wrong_config_says_does_not_replace_the_record_of_the_run_before(
     assert after == before
 
 
+def test_a_run_takes_away_the_result_of_the_one_before_it_at_its_start(project: Project) -> None:
+    project.experiment("y", "{entrypoint: sh, args: [-c, 'test ! -e \"$OLD\"']}")
+    run = project.root / "run"
+    for _ in range(2):
+        ended = project.lllaunch(
+            "+exp=y", f"+launch.env.OLD={run}/result.json", "hydra.run.dir=run"
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert result(run)["state"] == "succeeded"
+
+
 def test_a_run_waits_for_the_workers_that_a_killed_launcher_has_left_in_its_directory(
     tmp_path: Path,
 ) -> None:
