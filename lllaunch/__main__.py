@@ -24,7 +24,7 @@ def end(code: int) -> None:
     import os  # noqa: PLC0415
     import signal  # noqa: PLC0415
 
-    from lllaunch.interrupts import ENDING  # noqa: PLC0415
+    from lllaunch.signal_source import ENDING  # noqa: PLC0415
 
     # what comes now ends it, too, and with the same status
     for signum in ENDING:

@@ -10,11 +10,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from lllaunch.interrupts import take_interrupt
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
+    from typing import NoReturn
 
 
 logger = logging.getLogger(__name__)
@@ -29,6 +28,28 @@ STACKS_ON = signal.SIGQUIT
 # are listed there, too.
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 QUIET = (STACKS_ON, *PASSED_ON)
+# Those to a launcher that end a process which does not handle them.
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, *QUIET)
+
+_seen = False  # whether there was a Ctrl-C that nobody has taken note of
+
+
+def remember_interrupts() -> None:
+    """Remember SIGINT from now on, until a run or a sweep waits for signals itself.
+
+    Python raises KeyboardInterrupt wherever the main thread happens to be. In a finalizer or in the
+    callback of a weak reference, which any import may call, it is printed and forgotten: the user's
+    first Ctrl-C would be lost. Nothing is changed where somebody else handles it.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+
+
+def _interrupt(_signum: int, _frame: FrameType | None) -> NoReturn:
+    global _seen  # noqa: PLW0603 - a signal is the process's
+    _seen = True
+    raise KeyboardInterrupt
 
 
 class SignalException(Exception):
@@ -65,7 +86,7 @@ class SignalSource:
     cannot be handled is left as it is. Handlers and the wakeup descriptor that were there are put
     back, but not in the place of somebody else's that came later. If signals came, and none of them
     was told to anybody, they come again then: none is lost. A Ctrl-C before that came to nothing
-    (`lllaunch.interrupts`) is noted, too.
+    (`remember_interrupts`) is noted, too.
 
     ``signals``: which; None for those that TORCHELASTIC_SIGNALS_TO_HANDLE names, without it torch's
     but for ``quiet``. ``raises``: whether they raise `SignalException` in the main thread instead,
@@ -146,7 +167,9 @@ class SignalSource:
                 self._before[signum] = signal.signal(signum, self._handle)
             except (OSError, ValueError):
                 logger.warning("%s cannot be handled", signum.name)
-        if self._wakes and signal.SIGINT in self._before and take_interrupt():
+        global _seen  # noqa: PLW0603 - as in `_interrupt`
+        if self._wakes and signal.SIGINT in self._before and _seen:
+            _seen = False
             self._noted.append(signal.SIGINT)
             os.write(self._write, b"\0")
         if self._stops and signal.SIGTSTP in self._before:

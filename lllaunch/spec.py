@@ -1,16 +1,17 @@
 """The resolved description of one run: plain frozen data, made by `config`, read by all below it.
 
-Nothing here knows Hydra or OmegaConf. Text may still hold ``${worker:NAME}``; `lllaunch.macros`
-replaces it per worker.
+Nothing here knows Hydra or OmegaConf. Text may still hold ``${worker:rank}`` and its kin, which are
+known only per worker, and put in when it is prepared.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -18,6 +19,8 @@ from msgspec.structs import replace
 from lllaunch.documents import Record
 from lllaunch.std import Std
 from lllaunch.text import write_range
+
+T = TypeVar("T")
 
 StallScope = Literal["group", "rank"]
 RestartCause = Literal["failure", "signal", "oom", "hang", "timeout", "node", "preflight"]
@@ -364,3 +367,69 @@ def node_directory(node_rank: int | None) -> str:
 def rank_key(ranks: range) -> int | str:
     """Return how a plan names local ranks: ``3`` or ``"1-7"``."""
     return ranks.start if len(ranks) == 1 else write_range(ranks)
+
+
+# What is known only per worker. The text form is chosen so that it survives OmegaConf: the resolver
+# named ``worker`` returns its own text. torch's templates (``${rank}``, written ``\${rank}`` in
+# YAML) are understood as well.
+
+WORKER_NAMES = (
+    "role_name",
+    "rank",
+    "local_rank",
+    "world_size",
+    "local_world_size",
+    "group_rank",
+    "group_world_size",
+    "role_rank",
+    "role_world_size",
+    "hostname",
+    "restart_count",
+    "attempt",
+    "run_id",
+    "master_addr",
+    "master_port",
+)
+
+_KNOWN = "|".join(WORKER_NAMES)
+_WORKER = re.compile(rf"\$\{{worker:({_KNOWN})\}}")
+_WORKER_OR_BARE = re.compile(rf"\$\{{(?:worker:)?({_KNOWN})\}}")
+_BARE = re.compile(rf"\$\{{({_KNOWN})\}}")
+_ANY_WORKER = re.compile(r"\$\{worker:([^{}]*)\}")
+
+
+def substitute(value: T, facts: Mapping[str, str], *, bare: bool = True) -> T:
+    """Put one worker's facts into the texts of a value (not into keys of dicts).
+
+    A name without a fact stays as it is written. ``bare``: torch's ``${rank}`` counts too. Values
+    from a config should say False: there ``${hostname}`` in a shell command is the shell's.
+    """
+    pattern = _WORKER_OR_BARE if bare else _WORKER
+
+    def changed(text: str) -> str:
+        return pattern.sub(lambda match: facts.get(match[1], match[0]), text)
+
+    return cast("T", _mapped(value, changed))
+
+
+def names_in(value: object, *, bare: bool = True) -> set[str]:
+    """Return the names that a value asks for, misspelt ones included; ``bare`` as above."""
+    found: set[str] = set()
+
+    def noted(text: str) -> str:
+        found.update(_ANY_WORKER.findall(text), _BARE.findall(text) if bare else ())
+        return text
+
+    _mapped(value, noted)
+    return found
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a value whose texts are changed, but for keys."""
+    if isinstance(value, str):
+        return change(value) if "${" in value else value
+    if isinstance(value, dict):
+        return {key: _mapped(item, change) for key, item in value.items()}
+    if type(value) in {list, tuple}:
+        return type(value)(_mapped(item, change) for item in value)
+    return value

@@ -39,10 +39,10 @@ from lllaunch.config.fields import did_you_mean
 from lllaunch.config.read import CLUSTER, watching
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, for_signal
 from lllaunch.hydra_compat import HydraMessage, QuietReturn, Seam, replaced
-from lllaunch.interrupts import ENDING
 from lllaunch.linux.cgroup import shortage
 from lllaunch.run.files import relative_path, working_directory
 from lllaunch.secret_names import Redactor
+from lllaunch.signal_source import ENDING
 from lllaunch.text import visible
 
 _open: list[list[str]] = []

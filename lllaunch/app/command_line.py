@@ -32,8 +32,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.cluster.address import format_endpoint
-from lllaunch.interrupts import ENDING, remember_interrupts
 from lllaunch.run.files import relative_path, working_directory
+from lllaunch.signal_source import ENDING, remember_interrupts
 
 if TYPE_CHECKING:
     from lllaunch.spawner.client import Spawner

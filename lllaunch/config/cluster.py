@@ -48,8 +48,7 @@ from lllaunch.config.tree import (
 )
 from lllaunch.config.values import parse_duration
 from lllaunch.errors import Unfit
-from lllaunch.macros import names_in
-from lllaunch.spec import Cluster, Path, Requeue, Snapshots
+from lllaunch.spec import Cluster, Path, Requeue, Snapshots, names_in
 
 _OPTION = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*")
 _GPUS = re.compile(r"(?:[A-Za-z][\w.-]*:)?\d{1,6}(?:,[A-Za-z][\w.-]*:\d{1,6})*", re.ASCII)

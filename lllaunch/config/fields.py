@@ -27,7 +27,7 @@ from lllaunch.config.tree import (
 )
 from lllaunch.errors import Code, ConfigError, Diagnostic, Unfit
 from lllaunch.launch_settings import KEYS, PER_WORKER
-from lllaunch.macros import WORKER_NAMES, names_in
+from lllaunch.spec import WORKER_NAMES, names_in
 from lllaunch.text import shorten
 
 

@@ -63,9 +63,8 @@ from lllaunch.config.values import (
 )
 from lllaunch.errors import Unfit
 from lllaunch.launch_settings import KEYS, LAUNCH_FIELDS, SETTINGS
-from lllaunch.macros import names_in
 from lllaunch.spawner.interpreter import is_of_contract
-from lllaunch.spec import LaunchSpec, Nodes, Path, Preflight, rank_key
+from lllaunch.spec import LaunchSpec, Nodes, Path, Preflight, names_in, rank_key
 from lllaunch.std import Std
 from lllaunch.text import write_range
 

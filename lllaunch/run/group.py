@@ -27,7 +27,6 @@ from lllaunch.errors import (
 )
 from lllaunch.events import PreloadBroken
 from lllaunch.linux.proc import has_gpu_driver
-from lllaunch.macros import substitute
 from lllaunch.run.directory import EVENTS, free_space
 from lllaunch.run.events import read_history
 from lllaunch.signal_source import SignalException, SignalSource
@@ -36,7 +35,7 @@ from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.evidence import CRASH, CRASH_FILE
 from lllaunch.spawner.interpreter import acts_at_import, in_common, told
 from lllaunch.spawner.protocol import Forked, Function, Module, Program, Script, Target
-from lllaunch.spec import WatchdogPolicy
+from lllaunch.spec import WatchdogPolicy, substitute
 from lllaunch.std import to_map
 from lllaunch.supervisor.environ import LOOPBACK, HeldPort, WorkerContext, contract, virtual_rank
 from lllaunch.supervisor.machine import (
@@ -100,7 +99,7 @@ class Attempt(Struct, frozen=True):
     """A new attempt's place, made before its workers start; mappings are by local rank.
 
     ``envs`` are the workers' variables, ``facts`` what is known of them
-    (`lllaunch.macros.WORKER_NAMES`).
+    (`lllaunch.spec.WORKER_NAMES`).
     """
 
     number: int

@@ -15,7 +15,7 @@ from string import Template
 from msgspec import Struct
 
 from lllaunch.errors import ConfigError, Diagnostic
-from lllaunch.macros import WORKER_NAMES
+from lllaunch.spec import WORKER_NAMES
 
 # On one node the store is reached over loopback, whatever the host's name resolves to.
 LOOPBACK = "127.0.0.1"
@@ -44,7 +44,7 @@ class WorkerContext(Struct, frozen=True, kw_only=True):
     use_agent_store: bool = False
 
     def macro_values(self) -> dict[str, str]:
-        """What ``${worker:NAME}`` stands for (`lllaunch.macros.WORKER_NAMES`)."""
+        """What ``${worker:NAME}`` stands for (`lllaunch.spec.WORKER_NAMES`)."""
         return {name: str(getattr(self, name)) for name in WORKER_NAMES}
 
 

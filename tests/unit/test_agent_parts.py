@@ -18,9 +18,9 @@ from lllaunch.clock import Deadlines
 from lllaunch.cluster.membership import Share, shares
 from lllaunch.cluster.rendezvous import agree, arrive, await_barrier
 from lllaunch.errors import ConfigError
-from lllaunch.macros import WORKER_NAMES
 from lllaunch.multiprocessing import DefaultLogsSpecs
 from lllaunch.spawner.interpreter import is_of_contract
+from lllaunch.spec import WORKER_NAMES
 from lllaunch.supervisor.environ import (
     WorkerContext,
     candidates,

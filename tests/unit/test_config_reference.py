@@ -16,8 +16,7 @@ from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import launcher_node
 from lllaunch.config.sweep import SWEEP, SweepSettings, sweep_settings
 from lllaunch.launch_settings import KEYS
-from lllaunch.macros import WORKER_NAMES
-from lllaunch.spec import RESTART_CAUSES, Resources
+from lllaunch.spec import RESTART_CAUSES, WORKER_NAMES, Resources
 from lllaunch.sweep.pool import need_of
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.macros import WORKER_NAMES, names_in, substitute
+from lllaunch.spec import WORKER_NAMES, names_in, substitute
 
 FACTS = {name: f"<{name}>" for name in WORKER_NAMES}
 

@@ -44,12 +44,11 @@ from lllaunch.config.sweep import SweepSettings, sweep_settings
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, OutputError, for_signal
 from lllaunch.hydra_compat import BASIC_SWEEPER
-from lllaunch.interrupts import remember_interrupts
 from lllaunch.results.index import remember
 from lllaunch.run.build import Build, BuildQuery
 from lllaunch.run.directory import RESULT
 from lllaunch.secret_names import redacted_overrides
-from lllaunch.signal_source import QUIET, SignalSource
+from lllaunch.signal_source import QUIET, SignalSource, remember_interrupts
 from lllaunch.sweep.history import read_result
 from lllaunch.sweep.journal import ARRAYS, JOURNAL
 from lllaunch.sweep.leases import Leases
