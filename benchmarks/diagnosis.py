@@ -4,10 +4,12 @@
     python benchmarks/diagnosis.py --only 4 7      some of them
     python benchmarks/diagnosis.py --show 7        what both say of one, too
 
-Each failure of tests/support/diagnosis.py is made under both launchers with four workers. A point
-is given for each of three facts that stands in what a user sees, without a switch: the cause, the
-rank that it began with, the place in the code. A dash is for what does not exist: no place in the
-code killed a worker from outside, and torchrun has no process that forks workers.
+Each failure of tests/support/diagnosis.py, and of failures.py, is made under both launchers with
+four workers. A point is given for each of three facts that stands in what a user sees, without a
+switch: the cause, the rank that it began with, the place in the code. A fourth is for the exit
+code: a failure, or none, of a launcher that ended by itself. A fifth is for nothing beside that: no
+frames of the launcher's own, nothing that is known to be false. A dash is for what does not exist:
+no place in the code killed a worker from outside, and torchrun has no process that forks workers.
 
 lllaunch is judged by the words that its tests hold. Torchrun is judged by the same facts in its own
 words: the rank is that of its "Root Cause", an exit code stands for sys.exit, a signal's name for
@@ -19,15 +21,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import re
+import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -37,16 +40,19 @@ from support.diagnosis import (
     CASES,
     NPROC,
     Case,
+    Ended,
     Running,
     can_mount,
-    console_of,
     memory_cgroup,
     perform,
     prepare,
+    run_of,
+    small_disk,
     surroundings,
 )
 from support.launching import gone, until
 from support.sweeping import end_all, marked
+from unlisted import NOISE, SCRIPT, UNLISTED, WATCHED, Unlisted
 from workplace import LAUNCHERS, machine
 
 from lllaunch.linux import proc
@@ -130,8 +136,8 @@ SAID_BY_TORCHRUN: dict[int, tuple[str, str, str] | None] = {
 }
 
 
-def torchrun(case: Case, place: Path, limit: float) -> str:
-    """What torchrun's console shows of a failure."""
+def torchrun(case: Case, place: Path, limit: float) -> Ended:
+    """What becomes of a failure under torchrun."""
     disturb = _interrupt_the_import if case.number == 21 else case.disturb
 
     def started(running: Running) -> None:
@@ -143,51 +149,105 @@ def torchrun(case: Case, place: Path, limit: float) -> str:
     case = replace(case, disturb=started, environ={**case.environ, "TMPDIR": str(place)})
     prepare(case, place)
     options = ["--standalone", f"--nproc-per-node={NPROC}"]
-    seconds = limit if case.number in _HANGS else _LIMIT_SECONDS
+    seconds = limit if case.number in _HANGS or case.script == SCRIPT.name else _LIMIT_SECONDS
     if case.number == _GREEDY_NUMBER:
         seconds = _GREEDY_SECONDS
     # its launcher alone takes most of what the workers of ours have
     with surroundings(case, place, memory=900 << 20) as (words, more):
         if "log_dir" in more:
             options += [f"--log-dir={more['log_dir']}", "--redirects=3"]
-        theirs = [sys.executable, "-m", "torch.distributed.run", *options, case.script]
+        arguments = more.get("args", case.node.get("args", ()))
+        theirs = [sys.executable, "-m", "torch.distributed.run", *options, case.script, *arguments]
         try:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                perform(case, place, [*words, *theirs, *more.get("args", ())], seconds)
+            return perform(case, place, [*words, *theirs], seconds)
         finally:
             # who did not end with it
             end_all(list(marked("TMPDIR", str(place))))
-    return (place / "console").read_text(errors="replace")
 
 
-def judge(said: str, facts: Sequence[str]) -> list[bool | None]:
-    """Whether each fact is in a text; None for one that does not exist."""
-    return [bool(re.search(fact, said)) if fact else None for fact in facts]
+@dataclass(frozen=True)
+class Judged:
+    """A failure, what is to be said of it by each launcher, and what not."""
+
+    case: Case
+    facts: Mapping[str, tuple[str, str, str] | None]
+    fails: bool = True
+    false: str = ""
+    disk: bool = False
+
+    def points(self, launcher: str, ended: Ended) -> list[bool | None]:
+        """Cause, rank, place, exit code, and nothing false; None for a fact that does not exist."""
+        facts = self.facts[launcher] or ("", "", "")
+        found = [bool(re.search(fact, ended.said)) if fact else None for fact in facts]
+        right = ended.status is not None and (ended.status != 0) == self.fails
+        noise = f"{NOISE}|{self.false}" if self.false else NOISE
+        return [*found, right, re.search(noise, ended.said) is None]
 
 
-def why_not(case: Case) -> str:
+def _end_rank_2(running: Running) -> None:
+    until((running.place / "ready").exists, "rank 2", _LIMIT_SECONDS)
+    os.kill(int((running.place / "ready").read_text()), signal.SIGTERM)
+
+
+def of_unlisted(number: int, failure: Unlisted) -> Judged:
+    """A failure of failures.py, which says itself what is to be said."""
+    rank, line = failure.rank, failure.line
+    place = rf"failures\.py(:|\", line ){line}\b" if failure.place else ""
+    node = {**WATCHED, "args": [failure.name]}
+    case = Case(
+        number,
+        failure.title,
+        SCRIPT.name,
+        failure.cause,
+        "" if rank is None else rf"(Root cause: |warning: )rank {rank}\b",
+        place,
+        node=node,
+        disturb=_end_rank_2 if failure.kill else None,
+    )
+    theirs = (failure.theirs, "" if rank is None else _root(str(rank)), place)
+    facts = {OURS: (case.cause, case.rank, place), THEIRS: theirs}
+    return Judged(case, facts, failure.fails, failure.false, failure.disk)
+
+
+FAILURES = (
+    *(
+        Judged(
+            case,
+            {OURS: (case.cause, case.rank, case.place), THEIRS: SAID_BY_TORCHRUN[case.number]},
+        )
+        for case in CASES
+    ),
+    *(of_unlisted(number, each) for number, each in enumerate(UNLISTED, len(CASES) + 1)),
+)
+
+
+def why_not(failure: Judged) -> str:
     """Why a failure cannot be made on this machine; empty if it can."""
-    if case.number == 6 and memory_cgroup() is None:
+    number = failure.case.number
+    if number == 6 and memory_cgroup() is None:
         return "no cgroup with a limit of memory can be made"
-    return "no file system can be mounted" if case.number == 12 and not can_mount() else ""
+    disk = number == 12 or failure.disk
+    return "no file system can be mounted" if disk and not can_mount() else ""
 
 
-def compare(case: Case, limit: float, show: bool) -> dict[str, list[bool | None]]:
+def compare(failure: Judged, limit: float, show: bool) -> dict[str, list[bool | None]]:
     """Make a failure under both launchers; the points of each."""
     points: dict[str, list[bool | None]] = {}
     for launcher in LAUNCHERS:
-        facts: tuple[str, str, str] | None = (case.cause, case.rank, case.place)
-        facts = facts if launcher == OURS else SAID_BY_TORCHRUN[case.number]
-        if facts is None:
-            points[launcher] = [None] * 3
+        if failure.facts[launcher] is None:
+            points[launcher] = [None] * 5
             continue
-        with tempfile.TemporaryDirectory() as directory:
+        with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as around:
             place = Path(directory)
-            said = console_of(case, place) if launcher == OURS else torchrun(case, place, limit)
-        points[launcher] = judge(said, facts)
+            shutil.copy(SCRIPT, place)
+            if failure.disk:
+                around.enter_context(small_disk(place / "small", mebibytes=4))
+            run = run_of if launcher == OURS else functools.partial(torchrun, limit=limit)
+            ended = run(failure.case, place)
+        points[launcher] = failure.points(launcher, ended)
         if show:
-            print(f"--- {case.number} under {launcher}\n{said}", file=sys.stderr)
-    print(f"compared: {case.number}", file=sys.stderr)
+            print(f"--- {failure.case.number} under {launcher}\n{ended.said}", file=sys.stderr)
+    print(f"compared: {failure.case.number}", file=sys.stderr)
     return points
 
 
@@ -195,9 +255,10 @@ def cells(points: Sequence[bool | None]) -> list[str]:
     return ["-" if point is None else str(int(point)) for point in points]
 
 
-def total(points: Sequence[Sequence[bool | None]]) -> str:
-    given = [point for each in points for point in each if point is not None]
-    return f"{sum(given)} of {len(given)}"
+def total(points: Sequence[Sequence[bool | None]]) -> list[str]:
+    """For each kind of point, how many were given of how many there are."""
+    kinds = ([point for point in kind if point is not None] for kind in zip(*points, strict=True))
+    return [f"{sum(kind)}/{len(kind)}" for kind in kinds]
 
 
 def arguments() -> argparse.Namespace:
@@ -221,28 +282,21 @@ def main() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # a script's job in the background has it ignored, and so would the launchers
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    chosen = [case for case in CASES if not args.only or case.number in args.only]
-    lacking = {case.number: why for case in chosen if (why := why_not(case))}
-    cases = [case for case in chosen if case.number not in lacking]
+    chosen = [each for each in FAILURES if not args.only or each.case.number in args.only]
+    lacking = {each.case.number: why for each in chosen if (why := why_not(each))}
+    made = [each for each in chosen if each.case.number not in lacking]
     with ThreadPoolExecutor(args.jobs) as pool:
         found = list(
-            pool.map(lambda case: compare(case, args.limit, case.number in args.show), cases)
+            pool.map(lambda each: compare(each, args.limit, each.case.number in args.show), made)
         )
-    lines = [
-        [
-            "",
-            "failure",
-            *(
-                f"{name}: {fact}" if fact == "cause" else fact
-                for name in LAUNCHERS
-                for fact in ("cause", "rank", "place")
-            ),
-        ]
-    ]
-    for case, points in zip(cases, found, strict=True):
-        lines.append([str(case.number), case.title, *cells(points[OURS]), *cells(points[THEIRS])])
-    sums = {name: total([points[name] for points in found]) for name in LAUNCHERS}
-    lines.append(["", "sum", sums[OURS], "", "", sums[THEIRS], "", ""])
+    kinds = ("cause", "rank", "place", "exit", "clean")
+    names = [f"{name}: {kind}" if kind == "cause" else kind for name in LAUNCHERS for kind in kinds]
+    lines = [["", "failure", *names]]
+    for each, points in zip(made, found, strict=True):
+        row = [cell for name in LAUNCHERS for cell in cells(points[name])]
+        lines.append([str(each.case.number), each.case.title, *row])
+    sums = [cell for name in LAUNCHERS for cell in total([points[name] for points in found])]
+    lines.append(["", "sum", *sums])
     print(table(lines))
     for number, why in lacking.items():
         print(f"Not compared: {number}, since {why} here.")

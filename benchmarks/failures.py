@@ -361,7 +361,7 @@ def no_cuda() -> None:
 
 
 def address() -> None:
-    os.environ["MASTER_ADDR"] = "127.0.0.77"
+    os.environ["MASTER_ADDR"] = "trainer-0.invalid"
     join(8)  # here: address
 
 

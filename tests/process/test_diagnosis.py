@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.diagnosis import CASES, Case, can_mount, console_of, memory_cgroup
+from support.diagnosis import CASES, Case, can_mount, memory_cgroup, run_of
 
 MARKS = {
     1: pytest.mark.smoke,
@@ -21,7 +21,7 @@ MARKS = {
     [pytest.param(case, id=case.name, marks=MARKS.get(case.number, ())) for case in CASES],
 )
 def test_the_console_names_cause_rank_and_place(case: Case, tmp_path: Path) -> None:
-    said = console_of(case, tmp_path)
+    said = run_of(case, tmp_path).said
     for expected in (case.cause, case.rank, case.place):
         assert re.search(expected, said), f"{expected!r} is not in\n{said}"
     # nothing of ours stands in what is the user's

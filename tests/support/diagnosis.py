@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lllaunch.linux import proc
 from lllaunch.linux.cgroup import hierarchies
@@ -303,10 +303,11 @@ def can_mount() -> bool:
 
 
 @contextmanager
-def small_disk(path: Path) -> Iterator[None]:
-    """A file system of one mebibyte."""
+def small_disk(path: Path, mebibytes: int = 1) -> Iterator[None]:
+    """A file system of a few mebibytes."""
     path.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(path)], check=True)
+    size = f"size={mebibytes}m"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", str(path)], check=True)
     try:
         yield
     finally:
@@ -354,8 +355,15 @@ def write_experiment(place: Path, node: Mapping[str, Any]) -> None:
     (place / "conf" / "exp" / "test.yaml").write_text(text)
 
 
-def console_of(case: Case, place: Path) -> str:
-    """What the console of lllaunch shows of a case, in an empty directory."""
+class Ended(NamedTuple):
+    """What the console of a launcher shows, and its exit status; None if it was ended for time."""
+
+    said: str
+    status: int | None
+
+
+def run_of(case: Case, place: Path) -> Ended:
+    """What becomes of a case under lllaunch, in an empty directory."""
     node = prepare(case, place)
     with surroundings(case, place) as (words, more):
         write_experiment(place, node | more)
@@ -364,8 +372,8 @@ def console_of(case: Case, place: Path) -> str:
         return perform(case, place, [*words, *ours], SECONDS)
 
 
-def perform(case: Case, place: Path, command: list[str], seconds: float) -> str:
-    """Run a launcher on a case that was prepared in a directory; what its console shows.
+def perform(case: Case, place: Path, command: list[str], seconds: float) -> Ended:
+    """Run a launcher on a case that was prepared in a directory.
 
     It is interrupted when it takes longer than so many seconds.
     """
@@ -379,10 +387,11 @@ def perform(case: Case, place: Path, command: list[str], seconds: float) -> str:
             stdout=file,
             stderr=file,
         )
+    status: int | None = None
     try:
         if case.disturb is not None:
             case.disturb(Running(process.pid, place))
-        process.wait(seconds)
+        status = process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
@@ -390,4 +399,4 @@ def perform(case: Case, place: Path, command: list[str], seconds: float) -> str:
         if process.poll() is None:
             process.kill()
             process.wait()
-    return console.read_text(errors="replace")
+    return Ended(console.read_text(errors="replace"), status)
