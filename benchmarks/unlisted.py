@@ -19,7 +19,7 @@ WATCHED: Mapping[str, Any] = {
     "grace_period": "5s",
 }
 
-# Frames between the launcher and the user's code. Those that torchrun itself ends with do not count.
+# Frames between the launcher and the code of a user; those that torchrun itself ends with are none.
 NOISE = r"/lllaunch/\w+(/\w+)?\.py\b|<frozen (runpy|importlib)"
 _PEER = r"Root cause: .*typically caused by a remote worker crashing"
 
