@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from lllaunch.watchdog.blame import blame, waits
-from lllaunch.watchdog.evidence import Blame, Frame, RankStack, Waits
+from lllaunch.watchdog.evidence import (
+    Blame,
+    Call,
+    Frame,
+    GroupTrace,
+    RankStack,
+    RankTrace,
+    Waits,
+)
 from lllaunch.watchdog.findings import (
     Finding,
     HeartbeatLost,
@@ -166,3 +179,77 @@ def test_those_that_cannot_run_hang(
 
 def test_memory_names_its_rank_and_nobody_waits() -> None:
     assert blame(stacks("asa", "SST"), OverMemory(0, 2, 1)) == Blame((0,), ())
+
+
+# What holds for any evidence
+
+
+def _trace(rank: int, ranks: int, last: int) -> RankTrace:
+    calls = tuple(Call(number, "all_reduce") for number in range(1, last + 1))
+    return RankTrace(rank, (GroupTrace("0", "default_pg", tuple(range(ranks)), calls),))
+
+
+@st.composite
+def evidence(draw: st.DrawFn, places: str = "sSabdw?") -> list[RankStack]:
+    """Ranks that stand anywhere, and may have told how many collectives they have called."""
+    ranks = draw(st.integers(2, 6))
+    found = []
+    for rank in range(ranks):
+        last = draw(st.none() | st.integers(0, 3))
+        frames = PLACES[draw(st.sampled_from(places))]
+        told = None if last is None else _trace(rank, ranks, last)
+        found.append(RankStack(rank, frames=frames, state="S", trace=told))
+    return found
+
+
+def _moved(stack: RankStack, to: int) -> RankStack:
+    told = stack.trace and replace(stack.trace, rank=to)
+    return replace(stack, rank=to, trace=told)
+
+
+@given(evidence(), st.randoms())
+def test_who_is_called_what_makes_no_difference(stacks: list[RankStack], random: Random) -> None:
+    names = list(range(len(stacks)))
+    random.shuffle(names)
+    moved = [_moved(stack, names[stack.rank]) for stack in stacks]
+    everybody = Stalled(tuple(range(len(stacks))), 600.0)
+    before, after = blame(stacks, everybody), blame(moved, everybody)
+    assert {names[rank] for rank in before.hung} == {*after.hung}
+    assert {names[rank] for rank in before.waiting} == {*after.waiting}
+
+
+@st.composite
+def hang(draw: st.DrawFn) -> tuple[list[RankStack], int]:
+    """One rank that is elsewhere, for which all others wait in a collective operation."""
+    ranks, number = draw(st.integers(3, 6)), draw(st.integers(1, 4))
+    culprit = draw(st.integers(0, ranks - 1))
+    stacks = [
+        RankStack(
+            rank,
+            frames=PLACES["s" if rank == culprit else "a"],
+            state="S",
+            trace=_trace(rank, ranks, number - (rank == culprit)),
+        )
+        for rank in range(ranks)
+    ]
+    return stacks, culprit
+
+
+@given(hang(), st.data())
+def test_less_evidence_makes_it_less_sure_and_never_wrong(
+    made: tuple[list[RankStack], int], data: st.DataObject
+) -> None:
+    stacks, culprit = made
+    everybody = Stalled(tuple(range(len(stacks))), 600.0)
+    found = blame(stacks, everybody)
+    assert found.hung == (culprit,)
+    assert found.collectives is not None
+    assert found.collectives.at_fault == (culprit,)
+    known = st.sampled_from([{}, {"frames": ()}, {"trace": None}, {"frames": (), "trace": None}])
+    less = blame([replace(stack, **data.draw(known)) for stack in stacks], everybody)
+    assert {*less.hung} <= {culprit}
+    # one more that waits as the others do
+    waiting = next(stack for stack in stacks if stack.rank != culprit)
+    more = blame([*stacks, _moved(waiting, len(stacks))], everybody)
+    assert more.hung == found.hung
+    assert more.waiting == (*found.waiting, len(stacks))
