@@ -284,7 +284,13 @@ class WatchdogDriver:
             from lllaunch.watchdog.stall import KernelDetector, detectors  # noqa: PLC0415 - as below
 
             alone = self._confirm is None
-            found = detectors(policy, now + policy.warmup, self._sampler.shared_out, alone=alone)
+            found = detectors(
+                policy,
+                now + policy.warmup,
+                self._sampler.shared_out,
+                lambda: None if self._progress is None else self._progress.tracker.longest_step,
+                alone=alone,
+            )
             if self._kernel_sleep > 0:
                 found["kernel"] = KernelDetector(self._kernel_sleep, lambda: self._starter)
         if policy.progress is not None:
@@ -401,8 +407,10 @@ class WatchdogDriver:
         if self._confirm and is_of_all(finding) and not self._confirm(finding):
             return []
         name = limit_of(finding)
+        if isinstance(finding, Stalled) and finding.seconds < (self._policy.stall or 0.0):
+            name = "learned"
         limited = getattr(self._policy, name, None) is not None
-        reported = name in self._policy.report
+        reported = name in ("learned", *self._policy.report)
         if isinstance(finding, NotFinite) and not (finding.chosen and limited and not reported):
             # where the workers stand says nothing of it
             return [finding]

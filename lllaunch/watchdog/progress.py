@@ -196,6 +196,7 @@ class ProgressTracker:
         self.spoke: float | None = None
         # moment of the last progress of any rank; None before the first
         self.moved: float | None = None
+        self.longest_step: float | None = None  # between two of these, seconds
         # Names of numbers that were reported, by whether the user's code told them.
         self._named: dict[bool, set[str]] = {True: set(), False: set()}
         self._not_finite: list[NotFinite] = []
@@ -265,6 +266,8 @@ class ProgressTracker:
 
     def _note(self, now: float, *, moved: bool) -> None:
         self.spoke = now
+        if moved and self.moved is not None:
+            self.longest_step = max(self.longest_step or 0.0, now - self.moved)
         if moved:
             self.moved = now
 

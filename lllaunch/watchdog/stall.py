@@ -34,6 +34,9 @@ IDLE_BYTES = 1024
 # thread writes eight (eventfd). So that many in each write are nothing, and beyond one in each
 # write that many a second.
 IDLE_WRITTEN = 8
+# With progress known a stall is reported after so many seconds, or times the longest step.
+LEAST_LEARNED = 60.0
+_STEPS = 20
 # In the second half of the time of a spin it is looked so often where workers are, and at least so
 # often at all: one that works may be at its slowest line in nine looks of ten.
 _LOOKS = 20
@@ -89,12 +92,18 @@ class Detector(ABC):
 
 
 def detectors(
-    policy: WatchdogPolicy, starts: float, shared_out: Callable[[Usage], int], *, alone: bool
+    policy: WatchdogPolicy,
+    starts: float,
+    shared_out: Callable[[Usage], int],
+    longest_step: Callable[[], float | None],
+    *,
+    alone: bool,
 ) -> dict[str, Detector]:
     """Return what looks at workers for the limits of a policy, by their names.
 
-    ``shared_out``: memory of a worker and all below it, what they share counted once. ``alone``:
-    whether there are no other nodes.
+    ``shared_out``: memory of a worker and all below it, what they share counted once.
+    ``longest_step``: so far, seconds; None if none is known. ``alone``: whether there are no other
+    nodes.
     """
     found: dict[str, Detector] = {}
     if policy.memory is not None:
@@ -103,6 +112,8 @@ def detectors(
         found["heartbeat"] = HeartbeatDetector(policy.heartbeat, starts)
     if policy.stall is not None:
         found["stall"] = StallDetector(policy.stall, policy.stall_scope, starts)
+        if policy.stall_scope == "group" and policy.stall > LEAST_LEARNED:
+            found["learned"] = LearnedStallDetector(longest_step, starts)
     if policy.silence is not None:
         found["silence"] = SilenceDetector(policy.silence, starts)
     if policy.spin is not None:
@@ -188,6 +199,24 @@ class StallDetector(Detector):
             asleep=tuple(rank for rank in long if looks[rank].state == "D"),
             stopped=tuple(rank for rank in long if looks[rank].state in ("T", "t")),
         )
+
+
+class LearnedStallDetector(StallDetector):
+    """Finds a stall as soon as it is long beside the steps that were made before.
+
+    ``longest``: seconds of the longest of them, None while none is known.
+    """
+
+    def __init__(self, longest: Callable[[], float | None], starts: float) -> None:
+        super().__init__(LEAST_LEARNED, "group", starts)
+        self._longest = longest
+
+    def look(self, now: float, looks: Mapping[int, Usage]) -> Stalled | None:
+        """Take note of a look; return the stall, if there is one."""
+        longest = self._longest()
+        self._limit = max(LEAST_LEARNED, _STEPS * (longest or LEAST_LEARNED))
+        found = super().look(now, looks)
+        return None if longest is None else found
 
 
 class MemoryDetector(Detector):

@@ -25,6 +25,7 @@ from lllaunch.watchdog.sampling import Usage
 from lllaunch.watchdog.stall import (
     IDLE_BYTES,
     IDLE_SHARE,
+    LearnedStallDetector,
     SpinDetector,
     StallDetector,
     look_interval,
@@ -392,3 +393,15 @@ def test_it_reads_and_counts_as_what_it_is() -> None:
     assert (kind_of(finding), limit_of(finding), lasted(finding)) == ("hang", "spin", 1800.0)
     assert is_of_all(finding)
     assert suspects(finding) == (0, 1)
+
+
+def test_a_stall_is_long_beside_the_steps_before_it() -> None:
+    def found(longest: float | None, seconds: float) -> Stalled | None:
+        detector = LearnedStallDetector(lambda: longest, 0.0)
+        return [detector.look(now, {0: Usage(5.0)}) for now in (0.0, seconds)][-1]
+
+    assert found(None, 1e6) is None
+    assert found(0.1, 59.0) is None
+    assert found(0.1, 60.0) == Stalled((0,), 60.0, "group")
+    assert found(30.0, 599.0) is None
+    assert found(30.0, 600.0) == Stalled((0,), 600.0, "group")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from lllaunch.errors import OutputError
-from lllaunch.heartbeats import HEARTBEAT
+from lllaunch.heartbeats import HEARTBEAT, ProgressRecord
 from lllaunch.spawner.evidence import WATCHED
 from lllaunch.spec import TIMER_FILE, WatchdogPolicy
 from lllaunch.supervisor.machine import WatchdogFired
@@ -160,6 +160,32 @@ def test_a_stall_is_found_one_look_after_the_limit_at_the_latest(play: Play) -> 
     assert 600.0 <= found.seconds <= 630.0
     # every 30 s, a twentieth of the limit
     assert watch.sampler.asked <= 24
+
+
+def test_with_steps_known_a_stall_is_reported_early_and_ends_when_it_was_to(play: Play) -> None:
+    watch = play(WatchdogPolicy(stall=1800.0))
+    tracker = watch.watch._progress_reader().tracker
+    for step in range(3):
+        tracker.say(0, ProgressRecord(step + 1, step, None, {}), watch.clock())
+        watch.clock.advance(5.0)
+    early, late = (
+        next(filter(None, (watch.watch.events(healthy=True) for _ in ticks(watch))), None)
+        for _ in range(2)
+    )
+    for fired, ends, least in ((early, False, 100.0), (late, True, 1800.0)):
+        assert fired is not None
+        (event,) = fired
+        assert isinstance(event, WatchdogFired)
+        assert event.ends is ends
+        assert isinstance(event.finding, Stalled)
+        assert least <= event.finding.seconds <= 1.1 * least
+
+
+def ticks(watch: Played) -> Iterator[None]:
+    """Let time pass as the loop is asked to."""
+    while (wait := watch.next_in()) is not None:
+        watch.clock.advance(max(wait, 0.001))
+        yield
 
 
 def test_output_and_heartbeats_count_as_life(play: Play, tmp_path: Path) -> None:
