@@ -231,21 +231,15 @@ class SimpleElasticAgent(ElasticAgent):
             info = spec.rdzv_handler.next_rendezvous()
         self._store = info.store
         with self.record_duration("ASSIGN_WORKER_RANKS"):
-            workers = self._assign_worker_ranks(info.store, info.rank, info.world_size, spec)
+            where = info.store, info.rank, info.world_size
+            share = agree(*where, spec.role, spec.local_world_size)
         place = info.bootstrap_store_info
-        worker_group.workers = workers
+        worker_group.workers = workers_of(share, spec.local_world_size)
         worker_group.store = info.store
         worker_group.group_rank = info.rank
         worker_group.group_world_size = info.world_size
         worker_group.master_addr = spec.master_addr or place.master_addr
         worker_group.master_port = spec.master_port or place.master_port
-
-    def _assign_worker_ranks(
-        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
-    ) -> list[Worker]:
-        """Agree on ranks through the store; this node's workers."""
-        share = agree(store, group_rank, group_world_size, spec.role, spec.local_world_size)
-        return workers_of(share, spec.local_world_size)
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         """Rendezvous and start a fresh set of workers."""
@@ -276,7 +270,12 @@ class SimpleElasticAgent(ElasticAgent):
             result = self._invoke_run(role)
             self._total_execution_time = int(time.monotonic() - started)
             self._record_metrics(result)
-            self._record_worker_events(result)
+            for worker in self._worker_group.workers:
+                failure = result.failures.get(worker.global_rank)
+                failed = result.state in (WorkerState.UNHEALTHY, WorkerState.FAILED)
+                # one that did not fail was ended because others failed
+                state = "TERMINATED" if failed and failure is None else result.state.value
+                self._record(state, worker, failure=failure)
         except SignalException as error:
             logger.warning("%s: ending the workers", error)
             signum = error.sigval
@@ -412,38 +411,28 @@ class SimpleElasticAgent(ElasticAgent):
             return SimpleNamespace(name=name, source=source, timestamp=0, metadata=metadata)
         return torchs.Event(name, source=torchs.EventSource(source), metadata=metadata)
 
-    def _record_worker_events(self, result: RunResult) -> None:
-        for worker in self._worker_group.workers:
-            failure = result.failures.get(worker.global_rank)
-            self._record(self._get_worker_state(worker, result), worker, failure=failure)
-
-    def _get_worker_state(self, worker: Worker, result: RunResult) -> str:
-        failed = result.state in (WorkerState.UNHEALTHY, WorkerState.FAILED)
-        if failed and worker.global_rank not in result.failures:
-            # It was ended because others failed.
-            return "TERMINATED"
-        return result.state.value
-
     def _record_metrics(self, result: RunResult) -> None:
         spec = self._worker_group.spec
         failed = result.is_failed()
         retried = self._remaining_restarts != spec.max_restarts
-        outcomes = {
-            "run_success_with_retries": not failed and retried,
-            "run_success_no_retries": not failed and not retried,
-            "run_failed_with_retries": failed and retried,
-            "run_failed_no_retries": failed and not retried,
-        }
+        outcome = f"run_{'failed' if failed else 'success'}_{'with' if retried else 'no'}_retries"
         # How much of its allowance a run needed, in percent.
         flakiness = 100.0
         if not failed:
             flakiness -= 100.0 * (self._remaining_restarts + 1) / (spec.max_restarts + 1)
-        put_metric(f"workers.{spec.role}.remaining_restarts", self._remaining_restarts)
-        put_metric(f"workers.{spec.role}.{result.state.name.lower()}", 1)
-        put_metric(f"workers.{spec.role}.flakiness", int(flakiness))
-        put_metric(f"workers.{spec.role}.run_total", 1)
-        for name, happened in outcomes.items():
-            put_metric(f"workers.{spec.role}.{name}", int(happened))
+        metrics = {
+            "remaining_restarts": self._remaining_restarts,
+            result.state.name.lower(): 1,
+            "flakiness": int(flakiness),
+            "run_total": 1,
+            "run_success_with_retries": 0,
+            "run_success_no_retries": 0,
+            "run_failed_with_retries": 0,
+            "run_failed_no_retries": 0,
+            outcome: 1,
+        }
+        for name, value in metrics.items():
+            put_metric(f"workers.{spec.role}.{name}", value)
 
 
 def put_metric(name: str, value: int) -> None:

@@ -68,9 +68,6 @@ def gpus_in_use(
     ``visible``: values of ``CUDA_VISIBLE_DEVICES``, None where it is not set. Returns for each of
     the values the names of what is seen, in its order: a GPU's index on the machine, a slice's
     ``MIG-…``. And what each of those does.
-
-    Raises:
-        GpusUnknown: there is no driver, or it fails.
     """
     with asking(nvml) as driver:
         seen = [
@@ -108,9 +105,6 @@ def memory_holders(pids: Collection[int], nvml: Nvml | None = None) -> dict[int,
     numbers; then none is found.
 
     ``pids``: process ids; they may have ended.
-
-    Raises:
-        GpusUnknown: there is no driver, or it fails.
     """
     found: dict[int, tuple[int, ...]] = {}
     with asking(nvml) as driver:

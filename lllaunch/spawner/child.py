@@ -162,9 +162,6 @@ def start(request: SpawnRequest, around: ChildDefaults, others: Iterable[int]) -
     ``others``: descriptors of the spawner's and of other workers' (their report pipes, what was
     sent along for them); the child closes them, since whoever waits for their end would wait for
     it too.
-
-    Raises:
-        OSError: there is no room for another process, or pipe.
     """
     spawner = os.getpid()
     report, write = os.pipe2(os.O_CLOEXEC)

@@ -157,26 +157,20 @@ class Spawner:
 
         spawner = cls()
         ours, theirs = connected()
-        Subreaper.need()
-        spawner._adopts = True
         try:
             spawner.pid, spawner._pidfd = server.fork_server(theirs, ours, spawner.mark, calls)
         except OSError:
             ours.close()
-            spawner._let_go()
             raise
         finally:
             theirs.close()
         spawner._ready = True
         spawner._connect(ours)
-        spawner._hand_locks()
         return spawner
 
     def _start(self, environ: Mapping[str, str]) -> None:
         ours, theirs = connected()
         self._limits = raise_open_files_limit()
-        Subreaper.need()
-        self._adopts = True
         try:
             self.pid = start_interpreter(theirs, {**environ, MARK: self.mark})
         except OSError:  # no room for another process
@@ -189,7 +183,6 @@ class Spawner:
         self._pidfd = pidfd
         self._exec_env = exec_part(environ)
         self._connect(ours)
-        self._hand_locks()
 
     def hold(self, locks: tuple[int, ...]) -> None:
         """Let the spawner hold locks, too, until all that it started has ended.
@@ -197,19 +190,23 @@ class Spawner:
         ``locks``: descriptors, which stay open until the next call. It replaces those of this one.
         """
         self._locks = locks
-        if self._arrival is None:
-            self._hand_locks()
+        self._hand_locks()
 
     def _hand_locks(self) -> None:
-        self._send({"op": "hold"}, fds=(*Inherited.held, *self._locks))
+        # not before a branch is there: on their way they would be held though this process ends
+        if self._arrival is None:
+            self._send({"op": "hold"}, fds=(*Inherited.held, *self._locks))
 
     def _connect(self, sock: socket.socket) -> None:
+        Subreaper.need()
+        self._adopts = True
         self._cgroup = Cgroup.create(self.mark)
         self._channel = Channel(sock)
         self._epoll = select.epoll()
         self._alarm = Alarm()
         for fd in (sock.fileno(), self._alarm.fileno()):
             self._epoll.register(fd, select.EPOLLIN)
+        self._hand_locks()
 
     def configure(self, environ: Mapping[str, str], cwd: str, preload: Sequence[str] = ()) -> None:
         """Say what workers of this spawner share; starts or restarts it where that is needed.
@@ -272,7 +269,7 @@ class Spawner:
         self._workers[key] = _Worker(attempt, rank)
         if isinstance(target, Forked):
             target = Kept(rank)
-        request = SpawnRequest(key, target, cwd, dict(env), stdout, stderr, fresh)
+        request = SpawnRequest(target, cwd, dict(env), stdout, stderr, fresh)
         fds = target.fds if isinstance(target, Pickled) else ()
         self._send({"op": "spawn", "key": key}, pickle.dumps(request), fds, close_fds=True)
         return key
@@ -454,7 +451,8 @@ class Spawner:
                 os.close(fd)
             return
         event = event_of(message.header, worker.attempt, worker.local_rank)
-        self._events.append(event)
+        if worker.local_rank != _CHECK:
+            self._events.append(event)
         if not isinstance(event, Started):
             self._forget_worker(key)
         elif message.fds:
@@ -493,40 +491,24 @@ class Spawner:
         Raises:
             SpawnerDied: it ended, or did not begin.
         """
-        hold_standard_fds()
         spawner = cls()
         spawner.mark, spawner._key = branch.mark, branch.shared
         spawner._exec_env = exec_part(branch.shared.environ)
         spawner._limits = raise_open_files_limit()
-        Subreaper.need()
-        spawner._adopts = True
-        spawner._connect(branch.sock)
         until = None if seconds is None else time.monotonic() + seconds
-        spawner._arrival = lambda: spawner._arrive(until, adopted)
+        spawner._arrival = lambda: spawner._await_branch(until, adopted)
+        spawner._connect(branch.sock)
         if not later:
             spawner._complete()
         return spawner
 
     def _complete(self) -> None:
-        """Wait for a branch that is being adopted.
-
-        Raises:
-            SpawnerDied: it ended, or did not begin.
-        """
+        """Wait for a branch that is being adopted; raises SpawnerDied if it does not begin."""
         if self._arrival is not None:
             arrival, self._arrival = self._arrival, None
             arrival()
 
-    def _arrive(self, until: float | None, adopted: Callable[[int], object]) -> None:
-        self._await_branch(until)
-        self._ready = True
-        adopted(self.pid)
-        self._hand_locks()
-        cgroup = self._cgroup.procs if self._cgroup is not None else ""
-        # a worker whose stream goes to no file writes to where this process's goes
-        self._send({"op": "adopt", "cgroup": cgroup}, fds=(1, 2))
-
-    def _await_branch(self, until: float | None) -> None:
+    def _await_branch(self, until: float | None, adopted: Callable[[int], object]) -> None:
         while not self.pid:
             left = None if until is None else until - time.monotonic()
             late = left is not None and left <= 0
@@ -538,6 +520,12 @@ class Spawner:
             wait_readable(self._channel, left)
             for message in self._channel.receive():
                 self._note(message)
+        self._ready = True
+        adopted(self.pid)
+        self._hand_locks()
+        cgroup = self._cgroup.procs if self._cgroup is not None else ""
+        # a worker whose stream goes to no file writes to where this process's goes
+        self._send({"op": "adopt", "cgroup": cgroup}, fds=(1, 2))
 
     def forget(self) -> None:
         """Close what this process has of the spawner, and leave the spawner itself alone.
@@ -595,8 +583,7 @@ class Spawner:
                 # Whatever hangs there is nobody's any more.
                 self._send({"op": "kill", "command": 0, "keys": [key]})
                 self._forget_worker(key)
-            mine = [event for event in kept if getattr(event, "local_rank", None) != _CHECK]
-            self._events = mine + self._events
+            self._events = kept + self._events
             os.close(answer)
 
     # Ending

@@ -258,12 +258,10 @@ def _message(data: bytes, fds: list[int]) -> Message:
 class SpawnRequest(NamedTuple):
     """What to start and how; sent pickled, since the spawner is the launcher's own.
 
-    ``key``: number by which the client knows the worker, unique per spawner. ``env``: variables
-    that differ from the spawner's own. ``stdout``: file for standard output, appended to; empty:
-    the launcher's. ``fresh``: run in a fresh interpreter instead of a fork of the spawner.
+    ``env``: variables that differ from the spawner's own. ``stdout``: file for standard output,
+    appended to; empty: the launcher's. ``fresh``: run in a fresh interpreter instead of a fork.
     """
 
-    key: int
     target: Target | Forked  # a `Kept` becomes what it stands for
     cwd: str
     env: dict[str, str]

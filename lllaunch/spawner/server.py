@@ -228,25 +228,18 @@ class Server:
     def _spawn(self, message: Message) -> None:
         assert self._around is not None
         pause(self._preloaded.runtimes)
-        if message.lost:
-            error = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            self._refuse(message.header["key"], failure_of(error))
-        else:
-            self._start(message, self._around)
-        for fd in message.fds:
-            os.close(fd)
-
-    def _start(self, message: Message, around: ChildDefaults) -> None:
-        request = self._request(message)
         try:
-            pid, report = start(request, around, self._own_fds())
+            request = self._request(message)
+            pid, report = start(request, self._around, self._own_fds())
         except OSError as error:
             self._refuse(message.header["key"], failure_of(error))
         else:
             self._starting.append((pid, message.header["key"], report))
-        if isinstance(request.target, Forked) and not self._calls:
-            # Whoever waits for the end of a pipe of the caller's would wait for this process, too.
-            _close_inherited(self._own_fds())
+            if isinstance(request.target, Forked) and not self._calls:
+                # Who waits for the end of a pipe of the caller's would wait for this process, too.
+                _close_inherited(self._own_fds())
+        for fd in message.fds:
+            os.close(fd)
 
     def _await_starts(self) -> None:
         """Wait until those that were forked run, or have said why they cannot; tell that."""
@@ -274,6 +267,8 @@ class Server:
         self._send({"event": "StartFailed", "key": key, "time_ns": since_boot_ns()} | failure)
 
     def _request(self, message: Message) -> SpawnRequest:
+        if message.lost:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         request: SpawnRequest = pickle.loads(message.payload)  # noqa: S301 - the launcher's own
         if isinstance(request.target, Pickled):
             # as they are numbered here

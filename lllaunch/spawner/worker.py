@@ -161,10 +161,6 @@ def finish(
         os._exit(code)
 
 
-class Interrupted(Exception):
-    """The worker's code ended by KeyboardInterrupt."""
-
-
 def _fresh_main(file: str) -> ModuleType:
     """A ``__main__`` that stays: pickling by name and atexit functions need it to the end."""
     module = ModuleType("__main__")
@@ -178,14 +174,6 @@ def _fresh_main(file: str) -> ModuleType:
         # module, and unpickles by it what its own children send.
         sys.modules["__mp_main__"] = module
     return module
-
-
-def run_script(path: str, argv: tuple[str, ...], base_path: list[str]) -> None:
-    """Run a file as ``python -u path argv...`` would."""
-    sys.argv = [path, *argv]
-    _set_command([path, *argv])
-    sys.path[:] = [*_unless_safe(os.path.dirname(os.path.realpath(path))), *base_path]
-    execute_script(path)
 
 
 def execute_script(path: str) -> None:
@@ -221,14 +209,6 @@ def _module_code(name: str) -> tuple[CodeType, importlib.machinery.ModuleSpec]:
     return code, spec
 
 
-def run_module(name: str, argv: tuple[str, ...], base_path: list[str]) -> None:
-    """Run a module as ``python -u -m name argv...`` would."""
-    sys.path[:] = [*_unless_safe(os.getcwd()), *base_path]
-    sys.argv = ["-m", *argv]
-    _set_command(["-m", name, *argv])
-    execute_module(name)
-
-
 def execute_module(module_name: str) -> None:
     """Execute a module, or a package's ``__main__``, as ``__main__``."""
     # As python -m has it while the parent packages are imported.
@@ -255,13 +235,6 @@ def resolve(module: str, qualname: str) -> Callable[..., Any]:
     if not callable(found):
         raise TypeError(f"{module}:{qualname} is a {type(found).__name__}, which cannot be called")
     return found  # type: ignore[no-any-return]
-
-
-def run_function(target: Function, base_path: list[str]) -> None:
-    """Import a function, call it, and leave its return value in the attempt's directory."""
-    sys.path[:] = [os.getcwd(), *base_path]
-    args, kwargs = pickle.loads(target.call)  # noqa: S301 - the launcher's own bytes
-    _call(resolve(target.module, target.qualname), args, kwargs)
 
 
 def check(module: str, qualname: str, call: bytes, answer: str) -> NoReturn:
@@ -301,42 +274,32 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _dispatch(target: PythonTarget | Forked, base_path: list[str]) -> None:
-    if isinstance(target, Script):
-        run_script(target.path, target.argv, base_path)
-    elif isinstance(target, Module):
-        run_module(target.name, target.argv, base_path)
-    elif isinstance(target, Function):
-        run_function(target, base_path)
-    elif isinstance(target, Forked):
-        _call(target.function, target.args, {})
-    else:
-        # Only workers started through the Python API need multiprocessing.
-        from lllaunch.spawner.pickling import load  # noqa: PLC0415
+    match target:
+        case Script():
+            # as ``python -u path argv...``
+            sys.argv = [target.path, *target.argv]
+            _set_command(sys.argv)
+            directory = os.path.dirname(os.path.realpath(target.path))
+            sys.path[:] = [*_unless_safe(directory), *base_path]
+            execute_script(target.path)
+        case Module():
+            # as ``python -u -m name argv...``
+            sys.path[:] = [*_unless_safe(os.getcwd()), *base_path]
+            sys.argv = ["-m", *target.argv]
+            _set_command(["-m", target.name, *target.argv])
+            execute_module(target.name)
+        case Function():
+            sys.path[:] = [os.getcwd(), *base_path]
+            args, kwargs = pickle.loads(target.call)  # noqa: S301 - the launcher's own bytes
+            _call(resolve(target.module, target.qualname), args, kwargs)
+        case Forked():
+            _call(target.function, target.args, {})
+        case _:
+            # Only workers started through the Python API need multiprocessing.
+            from lllaunch.spawner.pickling import load  # noqa: PLC0415
 
-        function, args = load(target)
-        _call(function, args, {})
-
-
-def perform(action: Callable[[], None]) -> int:
-    """Run a worker's code; its exit status.
-
-    Raises:
-        Interrupted: it ended by KeyboardInterrupt, which is shown as Python shows it.
-    """
-    try:
-        action()
-    except SystemExit as end:
-        return _status(end)
-    except KeyboardInterrupt as error:
-        _show(error)
-        raise Interrupted from error
-    except BaseException as error:  # noqa: BLE001 - all that user code raises ends here
-        with _undisturbed():
-            spend_reserve()
-            _record(error)
-            _record_collectives()
-            return _show(error)
-    return 0
+            function, args = load(target)
+            _call(function, args, {})
 
 
 @contextlib.contextmanager
@@ -374,16 +337,11 @@ def _status(end: SystemExit) -> int:
     return 1
 
 
-def _beside_error_file(name: str) -> str:
-    """Return the path of a file beside error.json; empty if there is no place for it."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-    return "" if path in ("", os.devnull) else os.path.join(os.path.dirname(path), name)
-
-
 def _record_exit(end: SystemExit) -> None:
     """Leave exit.json: what a worker's code exited with, and where."""
-    path, frames = _beside_error_file(EXIT_FILE), traceback.extract_tb(_users_part(end))
-    if not path or not frames:
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    frames = traceback.extract_tb(_users_part(end))
+    if path in ("", os.devnull) or not frames:
         return
     libraries = ("<frozen", *library_directories())
     theirs = [frame for frame in frames if not frame.filename.startswith(libraries)]
@@ -395,7 +353,7 @@ def _record_exit(end: SystemExit) -> None:
         "line": frame.lineno,
         "function": frame.name,
     }
-    with open(path, "w") as file:
+    with open(os.path.join(os.path.dirname(path), EXIT_FILE), "w") as file:
         json.dump(called, file)
 
 
@@ -446,11 +404,11 @@ def _record(error: BaseException) -> None:
 
 def _record_collectives() -> None:
     """Leave collectives.json: which collectives it had come to."""
-    directory = os.path.dirname(_beside_error_file(""))
-    if directory:
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if path not in ("", os.devnull):
         # The error itself must not be masked by a full disk, or by another torch's insides.
         with contextlib.suppress(Exception):
-            save(directory)
+            save(os.path.dirname(path))
 
 
 def run(target: PythonTarget | Forked, base_path: list[str]) -> NoReturn:
@@ -467,12 +425,22 @@ def run(target: PythonTarget | Forked, base_path: list[str]) -> NoReturn:
             serve(os.environ.pop(SOCKET))
         before = frozenset(sys.modules) - {"__main__"}
         keep_reserve()
+        code = signum = 0
         try:
-            code = perform(lambda: _dispatch(target, base_path))
-        except Interrupted:
+            _dispatch(target, base_path)
+        except SystemExit as end:
+            code = _status(end)
+        except KeyboardInterrupt as error:
+            _show(error)
             # Python ends by the signal itself, after all else, so that its parent can see why.
-            finish(130, before, signum=signal.SIGINT, clear=clear)
-        finish(code, before, clear=clear)
+            code, signum = 130, signal.SIGINT
+        except BaseException as error:  # noqa: BLE001 - all that user code raises ends here
+            with _undisturbed():
+                spend_reserve()
+                _record(error)
+                _record_collectives()
+                code = _show(error)
+        finish(code, before, signum=signum, clear=clear)
     except BaseException as error:  # noqa: BLE001 - raised by the handler of a signal that came late
         _show(error)
     finally:

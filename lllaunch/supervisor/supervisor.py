@@ -333,12 +333,12 @@ class Supervisor:
         Workers have sessions of their own, where SIGTSTP would do nothing.
         """
         if self.workers is not None:
-            self.workers.stop_or_continue(signal.SIGSTOP)
+            self.workers.signal(signal.SIGSTOP)
         if self._hooks.display is not None:
             self._hooks.display.give_way()
         self._clock.leave_out(self._signals.stop_until_continued())
         if self.workers is not None:
-            self.workers.stop_or_continue(signal.SIGCONT)
+            self.workers.signal(signal.SIGCONT)
 
     def _signalled(self, signum: int) -> object:
         if signum in self._signals.quiet:

@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 # How long SIGKILL may take to end processes, at least, before they are given up: freeing gigabytes,
 # or what a GPU driver holds, takes longer than a short grace period.
 UNKILLABLE_SECONDS = 10.0
+_ENDS_NOBODY = (Signals.SIGSTOP, Signals.SIGCONT)
 
 
 def _spawn_store(starter: Spawner, stderr: str, listener: socket.socket) -> int:
@@ -59,9 +60,6 @@ class WorkerProcesses:
 
     ``name``: short name, the default header of teed lines. ``nprocs``: number of workers; their
     local ranks are 0 to ``nprocs - 1``.
-
-    Raises:
-        OutputError: a file for filtered lines cannot be made.
     """
 
     def __init__(
@@ -104,12 +102,6 @@ class WorkerProcesses:
         """Serve torch's store from the first connection until all workers have ended."""
         self._listener = None if port is None else port.listener
 
-    def _look_for_store(self) -> None:
-        if self._listener is None or self._store_key or self._start_store is None:
-            return
-        if wait_readable(self._listener, 0):
-            self._store_key = self._start_store(self._listener)
-
     def _end_store(self) -> None:
         if self._starter is not None and self._store_key:
             self._starter.signal([self._store_key], Signals.SIGKILL)
@@ -131,7 +123,10 @@ class WorkerProcesses:
         """Take note of what happened since the last call, without waiting; the events."""
         if self._starter is None:
             return ()
-        self._look_for_store()
+        listener, start = self._listener, self._start_store
+        if listener is not None and start is not None and not self._store_key:
+            # somebody asks for the store
+            self._store_key = start(listener) if wait_readable(listener, 0) else 0
         events = [event for event in self._starter.dispatch() if not self._is_of_store(event)]
         for event in events:
             if self.observer is not None:
@@ -187,15 +182,11 @@ class WorkerProcesses:
 
         ``ranks``: local ranks; None for all.
         """
-        chosen = self.alive if ranks is None else self.alive.intersection(ranks)
+        chosen = sorted(self.alive if ranks is None else self.alive.intersection(ranks))
         if chosen and self._starter is not None:
-            self._terminated_by.update(dict.fromkeys(chosen, int(signum)))
-            self._starter.signal([self._keys[rank] for rank in sorted(chosen)], signum)
-
-    def stop_or_continue(self, signum: int) -> None:
-        """Send SIGSTOP or SIGCONT to the process groups of live workers; it ends none of them."""
-        if self.alive and self._starter is not None:
-            self._starter.signal([self._keys[rank] for rank in sorted(self.alive)], signum)
+            if signum not in _ENDS_NOBODY:
+                self._terminated_by.update(dict.fromkeys(chosen, int(signum)))
+            self._starter.signal([self._keys[rank] for rank in chosen], signum)
 
     def pass_on(self, signum: int) -> tuple[int, ...]:
         """Send live workers a signal that is no reason to end; return their local ranks.
@@ -249,28 +240,23 @@ class WorkerProcesses:
             SignalException: one arrived meanwhile; all was killed at once and is gone.
         """
         interruption: BaseException | None = None
+        death_sig = death_sig or Signals.SIGTERM
         if not self._released:
             try:
-                self._terminate(death_sig or Signals.SIGTERM, timeout)
+                self.signal(death_sig)
+                if not self._until(lambda: not self.alive, timeout):
+                    text = "%s: ranks %s did not end within %s s of %s; killing them"
+                    logger.warning(text, self.name, sorted(self.alive), timeout, death_sig.name)
+                    self._kill_all(timeout)
             except (SignalException, KeyboardInterrupt) as error:
                 interruption = error
                 self._kill_all(timeout)
-            self._finish_cleanup()
+            if self._keys and not (self._cleaned_up or self._gone or self._broken):
+                self.clean_up()
+                self._until(lambda: self._cleaned_up or self._gone is not None, UNKILLABLE_SECONDS)
         self.release()
         if interruption is not None:
             raise interruption
-
-    def _terminate(self, death_sig: Signals, timeout: float) -> None:
-        self.signal(death_sig)
-        if not self._until(lambda: not self.alive, timeout):
-            logger.warning(
-                "%s: ranks %s did not end within %s s of %s; killing them",
-                self.name,
-                sorted(self.alive),
-                timeout,
-                death_sig.name,
-            )
-            self._kill_all(timeout)
 
     def _kill_all(self, timeout: float) -> None:
         self.kill()
@@ -278,13 +264,6 @@ class WorkerProcesses:
         if not self._until(lambda: not self.alive, max(timeout, UNKILLABLE_SECONDS)):
             pids = [self._pids.get(rank) for rank in sorted(self.alive)]
             logger.error("%s: SIGKILL does not end the processes %s; left behind", self.name, pids)
-
-    def _finish_cleanup(self) -> None:
-        if self._cleaned_up or self._starter is None or not self._keys:
-            return
-        if self._gone is None and self._broken is None:
-            self.clean_up()
-            self._until(lambda: self._cleaned_up or self._gone is not None, UNKILLABLE_SECONDS)
 
     def _until(self, done: Callable[[], bool], timeout: float | None) -> bool:
         deadline = None if timeout is None else time.monotonic() + timeout

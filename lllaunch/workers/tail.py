@@ -52,9 +52,6 @@ class BarGate:
     waited for once.
 
     ``events``: both, of `threading` or `multiprocessing`.
-
-    Raises:
-        KeyError: one of them is missing.
     """
 
     def __init__(self, events: Mapping[str, Any]) -> None:
@@ -353,13 +350,7 @@ class FollowedFile:
         return self._fd is not None
 
     def open(self) -> bool:
-        """Opens the file.
-
-        Returns False if it is not there yet.
-
-        Raises:
-            OSError: it is there and cannot be opened, or is no regular file.
-        """
+        """Opens the file; returns False if it is not there yet."""
         try:
             self._fd = open_file(self.path)
         except FileNotFoundError:
@@ -371,13 +362,7 @@ class FollowedFile:
         return 0 if self._fd is None else os.fstat(self._fd).st_size
 
     def drain(self) -> bool:
-        """Shows the next block.
-
-        Returns whether there was one.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Shows the next block; returns whether there was one."""
         if self._fd is None:
             return False
         position = self._splitter.position
@@ -408,9 +393,6 @@ class FollowedFile:
 
         ``end``: bytes; what is written beyond may be shown too. Returns whether there is more
         before the offset.
-
-        Raises:
-            OSError: the file cannot be read.
         """
         if self._splitter.position < end and self.drain():
             return True
@@ -615,9 +597,6 @@ class Follower:
         ``streams``: the files of each, by rank, and where its lines go. Those of one rank stay in
         the order in which they were seen, over all streams. ``header``: returns what stands before
         a line that some of these ranks have said.
-
-        Raises:
-            RuntimeError: it was stopped.
         """
         with self._lock:
             collapsed = CollapsedFiles([sorted(paths) for paths, _ in streams], header)
@@ -850,9 +829,6 @@ class Tees:
     """The teed streams of the workers of an attempt.
 
     ``name``: default header of lines: ``[<name><rank>]:``.
-
-    Raises:
-        OutputError: a file for filtered lines cannot be made.
     """
 
     def __init__(self, name: str, files: LogsDest, shown: Shown) -> None:

@@ -237,10 +237,6 @@ class Destination:
         """Puts a line that has not ended in the live area; does nothing where there is none.
 
         ``source``: whose line it is. ``text``: the line so far; None to take it away.
-
-        Raises:
-            OSError: the system refused it.
-            ValueError: the stream is closed.
         """
         if not self.is_terminal:
             return
