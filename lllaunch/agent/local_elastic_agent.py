@@ -200,38 +200,36 @@ class LocalElasticAgent(SimpleElasticAgent):
         places = contexts_of(worker_group, machine.attempt, machine.restart_count)
         if self._port is not None and self._port.listener is not None:
             places = {rank: replace(each, use_agent_store=True) for rank, each in places.items()}
-        self._pcontext = self._context(spec, places)
-        self._pcontext.start()
-        self._pcontext.serve_store(self._port)
-        self._start_health_check()
-        # Their ids are known when they have started; nobody waits for that here.
-        return {}
-
-    def _context(self, spec: WorkerSpec, places: dict[int, WorkerContext]) -> PContext:
-        """Make the processes of an attempt, which are not started yet."""
+        envs = {}
+        for rank, place in places.items():
+            env = contract(place, os.environ)
+            if spec.virtual_local_rank:
+                env |= virtual_rank(rank, {**os.environ, **env})
+            envs[rank] = {**env, **self._watchdog.environment(rank, env)}
         common: dict[str, Any] = {
             "name": spec.role,
             "args": {rank: substitute_local_rank(spec.args, rank) for rank in places},
-            "envs": {rank: self._environment(spec, place) for rank, place in places.items()},
+            "envs": envs,
             "logs_specs": self._logs_specs,
             "log_line_prefixes": self._prefixes(places),
             "numa_options": spec.numa_options,
             "duplicate_stdout_filters": spec.duplicate_stdout_filters,
             "duplicate_stderr_filters": spec.duplicate_stderr_filters,
             "handle_signals": False,
-            "attempt": self._machine.attempt,
+            "attempt": machine.attempt,
         }
         if isinstance(spec.entrypoint, str):
-            return SubprocessContext(entrypoint=spec.entrypoint, **common)
-        assert spec.entrypoint is not None
-        method = self._start_method
-        return MultiprocessContext(entrypoint=spec.entrypoint, start_method=method, **common)
-
-    def _environment(self, spec: WorkerSpec, place: WorkerContext) -> dict[str, str]:
-        env = contract(place, os.environ)
-        if spec.virtual_local_rank:
-            env |= virtual_rank(place.local_rank, {**os.environ, **env})
-        return {**env, **self._watchdog.environment(place.local_rank, env)}
+            self._pcontext = SubprocessContext(entrypoint=spec.entrypoint, **common)
+        else:
+            assert spec.entrypoint is not None
+            self._pcontext = MultiprocessContext(
+                entrypoint=spec.entrypoint, start_method=self._start_method, **common
+            )
+        self._pcontext.start()
+        self._pcontext.serve_store(self._port)
+        self._start_health_check()
+        # Their ids are known when they have started; nobody waits for that here.
+        return {}
 
     def _prefixes(self, places: dict[int, WorkerContext]) -> dict[int, str] | None:
         if not self._prefix:

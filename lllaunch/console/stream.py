@@ -207,7 +207,7 @@ class Outlet:
                 self.stream.write(held + text)
                 self.stream.flush()
                 return
-            before = screen.erasure()
+            before = screen.erasure
             self.hold(text)
             try:
                 taken = mine and self._write_kept(screen, channel, deadline)
@@ -224,7 +224,7 @@ class Outlet:
                 self._left_out += 1 + self._noticed
                 self._noticed = 0
                 if mine:
-                    screen.still_shows(before)
+                    screen.erasure = before
 
     def redraw(self, patience: float = 0.0) -> bool:
         """Draw the live area anew, or take it away; return whether all of it was taken.
@@ -240,7 +240,7 @@ class Outlet:
             if channel is None or not mine or self.pending or not self._ready(channel, deadline):
                 return False
             self.stream.flush()
-            self._rest = screen.erasure() + screen.drawing(channel.descriptor)
+            self._rest = screen.erasure + screen.drawing(channel.descriptor)
             taken = self._drain(channel, deadline)
             self._inside = False
             if not self._room:
@@ -268,9 +268,9 @@ class Outlet:
                 # what is drawn is no line that has begun
                 self._inside = False
                 return True
-            before, after = screen.erasure(), b""
+            before, after = screen.erasure, b""
             if self._kept or self._left_out:
-                screen.still_shows(b"")
+                screen.erasure = b""
             else:
                 after = screen.drawing(channel.descriptor)
             # in one piece, so that nobody sees the terminal without its live area

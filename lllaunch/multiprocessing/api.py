@@ -26,6 +26,7 @@ from lllaunch.multiprocessing.subprocess_handler import (
     call_bound,
     wrap_command,
 )
+from lllaunch.run.files import naming
 from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.protocol import Forked, Pickled, Program
@@ -111,7 +112,8 @@ class DefaultLogsSpecs(LogsSpecs):
         elif log_dir != os.devnull:
             if os.path.exists(log_dir) and not os.path.isdir(log_dir):
                 raise NotADirectoryError(f"log_dir: {log_dir!r} is a file, not a directory")
-            _make_directories(log_dir)
+            with naming(log_dir):
+                os.makedirs(log_dir, exist_ok=True)
         super().__init__(log_dir, redirects, tee, local_ranks_filter)
         self._run_log_dir: str | None = None
 
@@ -155,7 +157,8 @@ class DefaultLogsSpecs(LogsSpecs):
         if self._run_log_dir is None:
             # The id is part of one name: a slash in it must not lead elsewhere.
             prefix = run_id.replace(os.sep, "_") + "_"
-            _make_directories(self.root_log_dir)
+            with naming(self.root_log_dir):
+                os.makedirs(self.root_log_dir, exist_ok=True)
             self._run_log_dir = _temporary_directory(prefix, self._root_log_dir)
             logger.info("log directory set to: %s", self._run_log_dir)
         return self._run_log_dir
@@ -172,21 +175,11 @@ class DefaultLogsSpecs(LogsSpecs):
     __hash__ = None  # type: ignore[assignment]  # holds sets and dicts
 
 
-def _make_directories(path: str) -> None:
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise OutputError(path, error.strerror or str(error)) from error
-
-
 def _temporary_directory(prefix: str, parent: str | None) -> str:
     import tempfile  # noqa: PLC0415 - costs 5 ms, not needed where the run's directory is given
 
-    try:
+    with naming(os.path.join(parent or "the directory for temporary files", prefix)):
         return tempfile.mkdtemp(prefix=prefix, dir=parent)
-    except OSError as error:
-        where = os.path.join(parent or "the directory for temporary files", prefix)
-        raise OutputError(where, error.strerror or str(error)) from error
 
 
 # Exit codes of a program that could not be executed, as shells have them.

@@ -107,25 +107,19 @@ class OrphanCleanup:
 
     def go_on(self, orphans: Collection[int]) -> bool:
         """Take one step; True when nothing is left."""
-        alive = self._alive(orphans)
-        if not alive:
-            # What was below one that has just ended is an orphan only now.
-            return not orphans
+        if not orphans:
+            return True
+        everything = proc.processes()
+        alive = [found for found in everything if found.pid in orphans and found.state not in "ZX"]
+        alive += (below for pid in orphans for below in proc.descendants(pid, everything))
         for process in alive:
             self._seen.setdefault(process.pid, proc.command(process.pid))
-        if time.monotonic() >= self._deadline:
+        # What was below one that has just ended is an orphan only the next time.
+        if alive and time.monotonic() >= self._deadline:
             kill_below(orphans, itself=True)
             self._killed.update(process.pid for process in alive)
             self._pauses.note([process.pid for process in alive])
         return False
-
-    @staticmethod
-    def _alive(orphans: Collection[int]) -> list[proc.ProcessFacts]:
-        if not orphans:
-            return []
-        everything = proc.processes()
-        own = [found for found in everything if found.pid in orphans and found.state not in "ZX"]
-        return own + [below for pid in orphans for below in proc.descendants(pid, everything)]
 
     def orphans(self) -> list[tuple[int, str, bool]]:
         """What was found: process id, command line, whether it was killed."""

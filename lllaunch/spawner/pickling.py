@@ -73,7 +73,15 @@ def dump(
     popen = _Spawning()
     context.set_spawning_popen(popen)  # type: ignore[arg-type]
     try:
-        preparation = _preparation(popen, start_method) if start_method else _NOTHING
+        preparation = _NOTHING
+        if start_method:
+            data: dict[str, Any] = spawn.get_preparation_data("worker")
+            data["start_method"] = start_method
+            # Without the launcher's tracker a worker that attaches shared memory starts one of its
+            # own, which unlinks the launcher's memory when the worker ends.
+            tracker = private_names.tracker_fd()
+            index = -1 if tracker is None else popen.duplicate_for_child(tracker)
+            preparation = {"data": data, "tracker": index}
         try:
             # Two pickles: the second may need the main module that the first prepares.
             return Pickled(_dumps(preparation) + _dumps((function, args)), tuple(popen.fds))
@@ -82,16 +90,6 @@ def dump(
             raise _blame(function, args, what, error) from error
     finally:
         context.set_spawning_popen(None)
-
-
-def _preparation(popen: _Spawning, start_method: str) -> dict[str, Any]:
-    data: dict[str, Any] = spawn.get_preparation_data("worker")
-    data["start_method"] = start_method
-    # Without the launcher's tracker a worker that attaches shared memory starts one of its own,
-    # which unlinks the launcher's memory when the worker ends.
-    tracker = private_names.tracker_fd()
-    index = -1 if tracker is None else popen.duplicate_for_child(tracker)
-    return {"data": data, "tracker": index}
 
 
 def _dumps(value: object) -> bytes:

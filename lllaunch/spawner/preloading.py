@@ -144,7 +144,15 @@ def preload(cwd: str, modules: Sequence[str]) -> Preloaded:
         sys.path[:] = [cwd, *(path for path in sys.path if path != cwd)]
     os.environ.__class__ = _Recorder
     for module in modules:
-        _import(module)
+        try:
+            importlib.import_module(module)
+        except BaseException as error:
+            text = "".join(traceback.format_exception(error))
+            raise PreloadFailed(module, f"{type(error).__name__}: {error}", text) from error
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            reason = "it initialised CUDA, which cannot be used after a fork"
+            raise PreloadFailed(module, reason)
     os.environ.__class__ = Environ  # type: ignore[assignment]
     for module in _OWN_MODULES:
         importlib.import_module(module)
@@ -158,14 +166,3 @@ def preload(cwd: str, modules: Sequence[str]) -> Preloaded:
     gc.freeze()
     read = frozenset(_Recorder.read)
     return Preloaded(time.monotonic() - started, fork_safe, runtimes, read)
-
-
-def _import(module: str) -> None:
-    try:
-        importlib.import_module(module)
-    except BaseException as error:
-        text = "".join(traceback.format_exception(error))
-        raise PreloadFailed(module, f"{type(error).__name__}: {error}", text) from error
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        raise PreloadFailed(module, "it initialised CUDA, which cannot be used after a fork")

@@ -71,28 +71,19 @@ def save_return_value(value: object) -> None:
     except Exception as error:
         raise NotPicklable(whose, f"{type(error).__name__}: {error}") from error
     try:
-        _write_all(path, data, value)
+        stem, text = path.removesuffix(".pkl"), _as_json(value)
+        # A function that reported a value and returns nothing has said what it has to say.
+        if text is not None and not (value is None and os.path.exists(f"{stem}.json")):
+            replace_file(f"{stem}.json", text)
+        kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
+        meta = {"type": kind, "size": len(data), "json": text is not None}
+        replace_file(f"{stem}.meta.json", json.dumps(meta).encode())
+        replace_file(path, data)
     except OSError as error:
         if value is None:
             # Nothing is lost: the function has done its work, whatever the disk has room for.
             return
         raise OutputError(path, f"{whose} cannot be written: {error.strerror}") from error
-
-
-def _write_all(path: str, data: bytes, value: object) -> None:
-    stem = path.removesuffix(".pkl")
-    text = _as_json(value)
-    # A function that reported a value and returns nothing has said what it has to say.
-    if text is not None and not (value is None and os.path.exists(f"{stem}.json")):
-        replace_file(f"{stem}.json", text)
-    kind = type(value)
-    meta = {
-        "type": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."),
-        "size": len(data),
-        "json": text is not None,
-    }
-    replace_file(f"{stem}.meta.json", json.dumps(meta).encode())
-    replace_file(path, data)
 
 
 def _as_json(value: object) -> bytes | None:

@@ -225,16 +225,17 @@ _LIVE = 4096
 _PARTIAL_S = 1.0
 
 
-class CollapsedFiles:
+class CollapsedFiles(LineCollapser):
     """Files of which lines that are the same at about the same time are shown as one.
 
-    ``streams``: whose files each stream has, by rank; those of a stream have one destination.
-    ``header``: returns what stands before a line that some of these ranks have said.
+    Each is a member. ``header``: returns what stands before a line that some of these ranks have
+    said.
     """
 
     def __init__(
         self, streams: Sequence[Sequence[int]], header: Callable[[Sequence[int]], bytes]
     ) -> None:
+        super().__init__(streams, _HELD_S, _HELD_BYTES)
         all_ranks = [rank for ranks in streams for rank in ranks]
 
         @functools.lru_cache(_HEADERS)
@@ -242,40 +243,20 @@ class CollapsedFiles:
             return header([rank for n, rank in enumerate(all_ranks) if members >> n & 1])
 
         self._header_of = header_of
-        self._files: list[FollowedFile] = []
+        self.files: list[FollowedFile] = []
         # by member: those of its stream, as the sum of ``1 << member``
-        self._streams: list[int] = []
+        self._masks: list[int] = []
         for ranks in streams:
-            first, count = len(self._streams), len(ranks)
-            self._streams += [((1 << count) - 1) << first] * count
-        self._collapser = LineCollapser(streams, _HELD_S, _HELD_BYTES)
-
-    @property
-    def due(self) -> float | None:
-        """When something is to be shown, by `time.monotonic`; None if nothing is held."""
-        return self._collapser.due
-
-    def enter(self, file: FollowedFile) -> int:
-        """Take the next file in; return by which number the other methods know it."""
-        self._files.append(file)
-        return len(self._files) - 1
-
-    def holds(self, member: int) -> bool:
-        """Whether lines of a file are held."""
-        return self._collapser.holds(member)
-
-    def add(self, member: int, lines: list[bytes]) -> None:
-        """Take lines of a file, or several as one, after all that were seen before."""
-        self._collapser.add(member, lines, time.monotonic())
+            first, count = len(self._masks), len(ranks)
+            self._masks += [((1 << count) - 1) << first] * count
 
     def show(self, *, everything: bool = False) -> None:
         """Show what need not be held any longer, or all that is held."""
-        take_all, take = self._collapser.take_all, self._collapser.take
-        self._write(take_all() if everything else take(time.monotonic()))
+        self._write(self.take_all() if everything else self.take(time.monotonic()))
 
     def show_all_of(self, member: int) -> None:
         """Show what is held of a file, and of the other one of its rank."""
-        self._write(self._collapser.take_all(member))
+        self._write(self.take_all(member))
 
     def _write(self, shown: Sequence[tuple[int, bytes]]) -> None:
         parts: list[bytes] = []
@@ -284,7 +265,7 @@ class CollapsedFiles:
             if not members & stream:
                 self._write_to_stream(said, parts)
                 parts, said = [], 0
-                stream = self._streams[members.bit_length() - 1]
+                stream = self._masks[members.bit_length() - 1]
             said |= members
             header = self._header_of(members)
             parts += [header, line.replace(b"\n", b"\n" + header), b"\n"]
@@ -292,11 +273,11 @@ class CollapsedFiles:
 
     def _write_to_stream(self, said: int, parts: Sequence[bytes]) -> None:
         """Write lines that some files of one stream have said."""
-        members = [member for member in range(len(self._files)) if said >> member & 1]
+        members = [member for member in range(len(self.files)) if said >> member & 1]
         if not members:
             return
-        files = [self._files[member] for member in members if not self.holds(member)]
-        self._files[members[0]].write([b"".join(parts)], files)
+        files = [self.files[member] for member in members if not self.holds(member)]
+        self.files[members[0]].write([b"".join(parts)], files)
         for file in files:
             file.update_live_area()
 
@@ -336,7 +317,10 @@ class FollowedFile:
         over_bar = gate is not None and destination.is_terminal
         self._prefix = b"\r" + prefix if over_bar else prefix
         self._collapsed = collapsed
-        self._member = 0 if collapsed is None else collapsed.enter(self)
+        self._member = 0
+        if collapsed is not None:
+            self._member = len(collapsed.files)
+            collapsed.files.append(self)
         self._splitter = LineSplitter(
             self._prefix if collapsed is None else b"",
             b"\033[K" if over_bar else b"",
@@ -415,12 +399,13 @@ class FollowedFile:
     def tick(self) -> None:
         """Shows the line in the making in the live area; its time has come."""
         self.due = None
-        span = self._splitter.pending
-        if span is None:
-            self._live(None)
-            return
-        visible = self._read(span.start, min(span.end, span.start + _LIVE))
-        self._live(self._prefix + visible)
+        span, text = self._splitter.pending, None
+        if span is not None:
+            text = self._prefix + self._read(span.start, min(span.end, span.start + _LIVE))
+        try:
+            self._destination.show(self, text)
+        except Exception as error:  # noqa: BLE001 - as in `write`
+            self._complain(f"it cannot be shown: {_reason(error)}")
 
     def update_live_area(self) -> None:
         """Shows the line in the making in the live area, or says when that is to be done."""
@@ -443,10 +428,12 @@ class FollowedFile:
         if self._collapsed is not None:
             if not isinstance(piece, Span):
                 text = piece[:-1]
-                self._collapsed.add(self._member, [text] if self._flooded else text.split(b"\n"))
+                lines = [text] if self._flooded else text.split(b"\n")
+                self._collapsed.add(self._member, lines, time.monotonic())
                 return
             if piece.end - piece.start <= _COMPARED:
-                self._collapsed.add(self._member, [self._read(piece.start, piece.end)])
+                line = self._read(piece.start, piece.end)
+                self._collapsed.add(self._member, [line], time.monotonic())
                 return
             self._collapsed.show_all_of(self._member)
         if not isinstance(piece, Span):
@@ -483,7 +470,7 @@ class FollowedFile:
             name = os.path.basename(self.path)
             notice = f"[{name} truncated by the worker]".encode("utf-8", "surrogateescape")
             if self._collapsed is not None:
-                self._collapsed.add(self._member, [notice])
+                self._collapsed.add(self._member, [notice], time.monotonic())
                 return
             end = self._splitter.suffix + b"\n"
             self.write([self._prefix + notice + end])
@@ -500,12 +487,6 @@ class FollowedFile:
             # who read it has gone, as `| head` does; there is nobody to tell
             self._destination.failed = True
         except Exception as error:  # noqa: BLE001 - whatever a foreign stream raises; others go on
-            self._complain(f"it cannot be shown: {_reason(error)}")
-
-    def _live(self, text: bytes | None) -> None:
-        try:
-            self._destination.show(self, text)
-        except Exception as error:  # noqa: BLE001 - as above
             self._complain(f"it cannot be shown: {_reason(error)}")
 
     def _complain(self, what: str) -> None:
@@ -752,7 +733,13 @@ class Follower:
             watching.catch_up()
         busy = False
         for file in watching.changed():
-            busy = self._drain(file, watching) or busy
+            try:
+                busy = file.drain() or busy
+            except OSError as error:
+                watching.drop(file, error)
+                continue
+            if file.behind:
+                watching.more(file)
         now = time.monotonic()
         for file in self._files:
             if file.due is not None and file.due <= now:
@@ -762,18 +749,6 @@ class Follower:
         for _ in range(asked):
             self._asked.popleft().set()
         return busy
-
-    def _drain(self, file: FollowedFile, watching: Watching) -> bool:
-        """Shows the next block of a file. Whether there was one."""
-        try:
-            if not file.drain():
-                return False
-        except OSError as error:
-            watching.drop(file, error)
-            return False
-        if file.behind:
-            watching.more(file)
-        return True
 
     def _due(self) -> float | None:
         """When a line in the making, or one that is held, is to be shown, by `time.monotonic`."""

@@ -62,7 +62,8 @@ class Screen:
         # colours; None if there are none, or it has failed
         self.status: Callable[[int, int], Sequence[str] | None] | None = None
         self.hidden = False  # whether there is no live area for now
-        self._erasure = b""
+        # what takes the live area away; to be written in a turn
+        self.erasure = b""
         # of those who hold lines for a moment: what has these shown, and waits for that at most so
         # many seconds
         self.holders: set[Callable[[float], object]] = set()
@@ -95,17 +96,13 @@ class Screen:
             if held:
                 self._lock.release()
 
-    def erasure(self) -> bytes:
-        """Return what takes the live area away; to be written in a turn."""
-        return self._erasure
-
     def drawing(self, descriptor: int) -> bytes:
         """Return what draws the live area where a line begins; to be written in the same turn.
 
         ``descriptor``: of the terminal.
         """
         if self.hidden or not (self.live or self.status) or not in_foreground(descriptor):
-            self._erasure = b""
+            self.erasure = b""
             return b""
         size = size_of(descriptor)
         partial = [fit(next(reversed(self.live.values())), size.columns - 1)] if self.live else []
@@ -113,15 +110,11 @@ class Screen:
         rows = [*partial, *status[: max(0, size.lines - 1 - len(partial))]]
         text = "\n".join(rows).encode("utf-8", "replace")
         if len(rows) == len(partial):
-            self._erasure = _ERASE if partial else b""
+            self.erasure = _ERASE if partial else b""
             return text
-        self._erasure = _ERASE_BELOW
+        self.erasure = _ERASE_BELOW
         up = b"\033[%dA" % (len(rows) - 1) if len(rows) > 1 else b""
         return b"".join((_NO_WRAP, text, _WRAP, b"\r", up))
-
-    def still_shows(self, erasure: bytes) -> None:
-        """Take note that what was to be drawn was not, so that this is what takes the area away."""
-        self._erasure = erasure
 
 
 _screens: weakref.WeakValueDictionary[tuple[object, ...], Screen] = weakref.WeakValueDictionary()
@@ -140,18 +133,15 @@ os.register_at_fork(after_in_child=_forget_screens)
 
 def screen_of(stream: object) -> Screen:
     """Return what all writers to a stream share."""
-    return _screen_of(_descriptor_of(stream), stream)
-
-
-def _screen_of(descriptor: int | None, dst: object) -> Screen:
-    key: tuple[object, ...] = ("object", id(dst))
+    descriptor = _descriptor_of(stream)
+    key: tuple[object, ...] = ("object", id(stream))
     if descriptor is not None:
         status = os.fstat(descriptor)
         key = ("file", status.st_dev, status.st_ino)
     with _screens_lock:
         screen = _screens.get(key)
         if screen is None:
-            screen = _screens[key] = Screen(dst)
+            screen = _screens[key] = Screen(stream)
         return screen
 
 
@@ -180,7 +170,7 @@ class Destination:
         self._dst: Any = dst
         self._fd = _descriptor_of(dst)
         # what it shares with all who write to the same terminal, pipe or file
-        self.screen = _screen_of(self._fd, dst)
+        self.screen = screen_of(dst)
         # whether there is a live area
         self.is_terminal = self._fd is not None and os.isatty(self._fd) and moves_cursor()
         self._is_pipe = self._fd is not None and stat.S_ISFIFO(os.fstat(self._fd).st_mode)
@@ -208,7 +198,11 @@ class Destination:
             return
         with contextlib.ExitStack() as turn:
             inside = False
-            for piece in self._pieces(parts):
+            for piece in (
+                piece
+                for part in parts
+                for piece in whole_lines(part, _AT_ONCE if self._is_pipe else len(part))
+            ):
                 before = b""
                 if not inside:
                     turn.enter_context(self.screen.turn())
@@ -216,7 +210,7 @@ class Destination:
                     if self.silent:
                         return
                     self._flush()
-                    before = self.screen.erasure()
+                    before = self.screen.erasure
                     self._end_live(sources)
                 inside = piece[-1] != _NEWLINE
                 after = b"" if inside or not self.is_terminal else self.screen.drawing(self._fd)
@@ -228,10 +222,6 @@ class Destination:
     def _end_live(self, sources: Collection[object]) -> None:
         for source in sources:
             self.screen.live.pop(source, None)
-
-    def _pieces(self, parts: Iterable[bytes]) -> Iterator[memoryview]:
-        for part in parts:
-            yield from whole_lines(part, _AT_ONCE if self._is_pipe else len(part))
 
     def show(self, source: object, text: bytes | None) -> None:
         """Puts a line that has not ended in the live area; does nothing where there is none.
@@ -245,7 +235,7 @@ class Destination:
             if text is None and source not in live:
                 return
             self._flush()
-            erasure = self.screen.erasure()
+            erasure = self.screen.erasure
             live.pop(source, None)
             if text is not None:
                 live[source] = text.decode("utf-8", "replace")
