@@ -17,7 +17,6 @@ import errno
 import os
 import re
 import resource
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from lllaunch.linux.proc import read_text
@@ -169,8 +168,7 @@ def find_cores(proc: str = "/proc") -> Cores:
 _V1_UNLIMITED = 1 << 60
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """Memory of this machine and of this process's cgroup at one moment."""
 
     # how often the OOM killer struck in this process's cgroup or below it

@@ -70,10 +70,7 @@ def gpus_in_use(
     ``MIG-…``. And what each of those does.
     """
     with asking(nvml) as driver:
-        seen = [
-            [] if value is not None and not value.strip() else _visible(value, driver)
-            for value in visible
-        ]
+        seen = [_visible(value, driver) for value in visible]
         devices = {device for each in seen for _, device in each}
         use = {str(device): _use_of(device, driver) for device in sorted(devices, key=str)}
     return [tuple(str(device) for _, device in each) for each in seen], use

@@ -16,8 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.process import set_open_files_limit, set_parent_death_signal
@@ -41,8 +40,7 @@ from lllaunch.spawner.protocol import (
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY
 
 
-@dataclass(frozen=True)
-class ChildDefaults:
+class ChildDefaults(NamedTuple):
     """What all children of one spawner have in common."""
 
     ignored: frozenset[signal.Signals]  # signals that stay ignored

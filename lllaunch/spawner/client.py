@@ -16,7 +16,6 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from lllaunch.errors import SpawnerDied
@@ -51,22 +50,13 @@ from lllaunch.spawner.protocol import (
     SpawnRequest,
     Target,
     connected,
-    event_of,
+    dated,
 )
 
 # The local rank of a check, which is no worker.
 _CHECK = -3
 # How long the spawner may take to confirm a signal before the launcher sends it itself.
 ACKNOWLEDGE_SECONDS = 1.0
-
-
-@dataclass
-class _Worker:
-    """One that was ordered and is not known to have ended."""
-
-    attempt: int
-    local_rank: int
-    pidfd: int = -1
 
 
 class _Command(NamedTuple):
@@ -118,10 +108,10 @@ class Spawner:
         self._pidfd = -1
         self._key: Shared | None = None
         self._exec_env: dict[str, str] = {}
-        # By the number of their order: one spawner may serve several runs, each of which has a
-        # worker (attempt 0, local rank 0), and the end of one that was abandoned must not be taken
-        # for another's.
-        self._workers: dict[int, _Worker] = {}
+        # The pidfds, or -1, of those that are not known to have ended, by their order's number:
+        # one spawner may serve several runs, each of which has a worker (attempt 0, local rank 0),
+        # and the end of one that was abandoned must not be taken for another's.
+        self._workers: dict[int, int] = {}
         # The oldest first, by the number that confirms it.
         self._unconfirmed: dict[int, _Command] = {}
         self._events: list[SpawnerEvent] = []
@@ -266,12 +256,13 @@ class Spawner:
         ``stdout``: file that its standard output is appended to; empty for the launcher's own.
         """
         key = next(self._numbers)
-        self._workers[key] = _Worker(attempt, rank)
+        self._workers[key] = -1
         if isinstance(target, Forked):
             target = Kept(rank)
         request = SpawnRequest(target, cwd, dict(env), stdout, stderr, fresh)
         fds = target.fds if isinstance(target, Pickled) else ()
-        self._send({"op": "spawn", "key": key}, pickle.dumps(request), fds, close_fds=True)
+        header = {"op": "spawn", "key": key, "rank": rank, "attempt": attempt}
+        self._send(header, pickle.dumps(request), fds, close_fds=True)
         return key
 
     def signal(self, keys: Iterable[int], signum: int) -> None:
@@ -354,14 +345,14 @@ class Spawner:
     def _signal_directly(self, keys: Iterable[int], signum: int) -> None:
         """Signal workers through their pidfds."""
         for key in keys:
-            worker = self._workers.get(key)
-            if worker is not None and worker.pidfd >= 0:
-                send_signal(worker.pidfd, signum)
+            pidfd = self._workers.get(key, -1)
+            if pidfd >= 0:
+                send_signal(pidfd, signum)
 
     def _forget_worker(self, key: int) -> None:
-        worker = self._workers.pop(key, None)
-        if worker is not None and worker.pidfd >= 0:
-            os.close(worker.pidfd)
+        pidfd = self._workers.pop(key, -1)
+        if pidfd >= 0:
+            os.close(pidfd)
 
     def _kill_spawner(self) -> None:
         """SIGKILL it, and what it started first: that would be more work once it is gone."""
@@ -427,36 +418,32 @@ class Spawner:
 
     def _note(self, message: Message) -> None:
         header = message.header
-        if header["event"] == "done":
-            self._unconfirmed.pop(header["command"], None)
+        if "done" in header:
+            self._unconfirmed.pop(header["done"], None)
             self._set_alarm()
-        elif header["event"] == "branched":
+        elif "branched" in header:
             if message.lost:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            self.pid, self._pidfd = header["pid"], message.fds[0]
+            self.pid, self._pidfd = header["branched"], message.fds[0]
         elif "key" in header:
-            self._note_worker(header["key"], message)
-        elif header["event"] == "OrphansGone" and header["cleanup"] != self._awaited_cleanup:
-            return  # one that was given up
-        else:
-            event = event_of(header)
+            self._note_worker(header["key"], dated(header["event"]), message.fds)
+        elif "cleanup" not in header or header["cleanup"] == self._awaited_cleanup:
+            event = dated(header["event"])
             if isinstance(event, Ready):
                 self._ready, self.fork_safe = True, event.fork_safe
             self._events.append(event)
 
-    def _note_worker(self, key: int, message: Message) -> None:
-        worker = self._workers.get(key)
-        if worker is None:  # nobody waits for it any more
-            for fd in message.fds:
+    def _note_worker(self, key: int, event: SpawnerEvent, fds: list[int]) -> None:
+        if key not in self._workers:  # nobody waits for it any more
+            for fd in fds:
                 os.close(fd)
             return
-        event = event_of(message.header, worker.attempt, worker.local_rank)
-        if worker.local_rank != _CHECK:
+        if getattr(event, "local_rank", None) != _CHECK:
             self._events.append(event)
         if not isinstance(event, Started):
             self._forget_worker(key)
-        elif message.fds:
-            worker.pidfd = message.fds[0]
+        elif fds:
+            self._workers[key] = fds[0]
 
     # Branches: warm spawners for other launchers
 

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import ClassVar
 
+from lllaunch.events import Orphan
 from lllaunch.linux import proc
 from lllaunch.linux.process import descends_from, open_pidfd, send_signal
 
@@ -121,9 +122,9 @@ class OrphanCleanup:
             self._pauses.note([process.pid for process in alive])
         return False
 
-    def orphans(self) -> list[tuple[int, str, bool]]:
-        """What was found: process id, command line, whether it was killed."""
-        return [(pid, text, pid in self._killed) for pid, text in self._seen.items()]
+    def orphans(self) -> tuple[Orphan, ...]:
+        """What was found."""
+        return tuple(Orphan(pid, text, pid in self._killed) for pid, text in self._seen.items())
 
 
 # Set in the spawner's own environment, and so in all that descends from it.

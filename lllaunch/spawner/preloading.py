@@ -18,8 +18,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from lllaunch.errors import PreloadFailed
 from lllaunch.linux import proc
@@ -43,7 +42,7 @@ def loaded_runtimes() -> list[ctypes.CDLL]:
     return [ctypes.CDLL(path) for path in sorted(paths) if _RUNTIME.search(path)]
 
 
-def pause(runtimes: list[ctypes.CDLL]) -> None:
+def pause(runtimes: Sequence[ctypes.CDLL]) -> None:
     """Give up the runtimes' thread pools; for use right before a fork."""
     for runtime in runtimes:
         function = getattr(runtime, "omp_pause_resource_all", None)
@@ -97,14 +96,13 @@ _OWN_MODULES = (
 )
 
 
-@dataclass(frozen=True)
-class Preloaded:
+class Preloaded(NamedTuple):
     """What preloading came to."""
 
     seconds: float = 0.0
     fork_safe: bool = True
     # OpenMP runtimes that must be paused before each fork
-    runtimes: list[ctypes.CDLL] = field(default_factory=list)
+    runtimes: Sequence[ctypes.CDLL] = ()
     read: frozenset[str] = frozenset()  # names of the variables that were asked for
 
 

@@ -1,9 +1,10 @@
 """What launcher and spawner send each other: messages, orders, and events (`lllaunch.events`).
 
-A message is a JSON object (the header), opaque bytes (the payload), and descriptors. It is one
-packet of a Unix socket: two 32-bit and one 64-bit big-endian lengths and counts, the header, the
-payload. What is too long for a packet is in a memory file, the first of the descriptors. The kernel
-drops descriptors for which the receiver has no room, the last ones first.
+A message is a pickled mapping (the header), opaque bytes (the payload), and descriptors. Both ends
+are a launcher's own processes, and events go as they are. It is one packet of a Unix socket: two
+32-bit and one 64-bit big-endian lengths and counts, the header, the payload. What is too long for a
+packet is in a memory file, the first of the descriptors. The kernel drops descriptors for which the
+receiver has no room, the last ones first.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from __future__ import annotations
 import array
 import contextlib
 import errno
-import json
 import os
+import pickle
 import socket
 import struct
 from collections import deque
@@ -20,16 +21,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lllaunch.clock import from_boot
-from lllaunch.events import (
-    Exited,
-    Orphan,
-    OrphansGone,
-    PreloadBroken,
-    Ready,
-    SpawnerEvent,
-    Started,
-    StartFailed,
-)
+from lllaunch.events import Exited, Ready, SpawnerEvent, Started, StartFailed
 from lllaunch.linux.process import wait
 
 
@@ -90,22 +82,14 @@ class Forked(NamedTuple):
     args: tuple[Any, ...] = ()
 
 
-_EVENTS: dict[str, Callable[..., SpawnerEvent]] = {
-    each.__name__: each
-    for each in (Exited, OrphansGone, PreloadBroken, Ready, StartFailed, Started)
-}
+def dated(event: SpawnerEvent) -> SpawnerEvent:
+    """Return an event of the spawner's, which counts from the machine's start, with a time of day.
 
-
-def event_of(header: dict[str, Any], attempt: int = 0, local_rank: int = -1) -> SpawnerEvent:
-    """Return the event that a message from the spawner is about: it has its name and fields."""
-    fields = {name: header[name] for name in header if name not in ("event", "key", "cleanup")}
-    if "key" in header:
-        fields |= {"attempt": attempt, "local_rank": local_rank}
-    if "time_ns" in header:
-        fields["time_ns"] = from_boot(header["time_ns"])
-    if "orphans" in header:
-        fields["orphans"] = tuple(Orphan(*each) for each in header["orphans"])
-    return _EVENTS[header["event"]](**fields)
+    The spawner's own clock began at another moment, and the wall clock may have been set between.
+    """
+    if isinstance(event, (Ready, Started, StartFailed, Exited)):
+        return event._replace(time_ns=from_boot(event.time_ns))
+    return event
 
 
 _PREFIX = struct.Struct("!IIQ")
@@ -172,7 +156,7 @@ class Channel:
         """
         if len(fds) > MAX_FDS:
             raise ValueError(f"{len(fds)} descriptors in one message are too many")
-        text = json.dumps(header).encode()
+        text = pickle.dumps(header)
         data, rest = _PREFIX.pack(len(text), len(fds), len(payload)), b""
         for part in (text, payload):
             fits = not rest and len(data) + len(part) <= _MOST_INLINE
@@ -252,7 +236,8 @@ def _message(data: bytes, fds: list[int]) -> Message:
             data += file.read()
     elif len(data) < header:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    return Message(json.loads(data[:header]), data[header:], fds, count - len(fds))
+    found = pickle.loads(data[:header])  # noqa: S301 - of a process that is the launcher's own
+    return Message(found, data[header:], fds, count - len(fds))
 
 
 class SpawnRequest(NamedTuple):

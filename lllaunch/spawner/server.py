@@ -26,11 +26,19 @@ import socket
 import sys
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from lllaunch.clock import since_boot_ns
 from lllaunch.errors import PreloadFailed
+from lllaunch.events import (
+    Exited,
+    OrphansGone,
+    PreloadBroken,
+    Ready,
+    SpawnerEvent,
+    Started,
+    StartFailed,
+)
 from lllaunch.linux import proc
 from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.process import (
@@ -82,9 +90,9 @@ class Server:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         # descriptors that are nobody else's, closed in every child
         self._private = (self._channel.fileno(), launcher, self._children, write)
-        # forked, and perhaps not running yet: process id, number of the order, report pipe
-        self._starting: list[tuple[int, int, int]] = []
-        self._workers: dict[int, int] = {}  # the numbers of their orders, by process id
+        # forked, and perhaps not running yet: process id, the order's header, report pipe
+        self._starting: list[tuple[int, dict[str, Any], int]] = []
+        self._workers: dict[int, dict[str, Any]] = {}  # the headers of their orders, by process id
         # the pidfds of their launchers, -1 for one that has ended, by process id
         self._branches: dict[int, int] = {}
         self._cleanup: OrphanCleanup | None = None
@@ -138,7 +146,7 @@ class Server:
                 # Workers are only reaped by this thread: the numbers are still theirs.
                 for pid in self._pids(header["keys"]):
                     signal_group(pid, header["signum"])
-                self._send({"event": "done", "command": header["command"]})
+                self._send({"done": header["command"]})
             case "notify":
                 for pid in self._pids(header["keys"]):
                     with contextlib.suppress(PermissionError):  # it changed its user
@@ -150,7 +158,7 @@ class Server:
                     signal_group(pid, signal.SIGKILL)
                 with contextlib.suppress(OSError):  # no descriptor is left
                     kill_below(self._orphans(), itself=True)
-                self._send({"event": "done", "command": header["command"]})
+                self._send({"done": header["command"]})
             case "clean_up":
                 self._cleanup = OrphanCleanup(header["cleanup"], header["settle"])
             case "hold":
@@ -166,7 +174,7 @@ class Server:
 
     def _pids(self, keys: list[int]) -> list[int]:
         """Return the process ids of those of some workers that live."""
-        return [pid for pid, key in self._workers.items() if key in keys]
+        return [pid for pid, order in self._workers.items() if order["key"] in keys]
 
     def _end_cleanup(self, _: Message) -> None:
         """Let what a cleanup cannot end be: later workers shall not be ended for it, nor wait."""
@@ -183,7 +191,7 @@ class Server:
 
     def _adopt(self, message: Message) -> None:
         assert self._around is not None
-        self._around = replace(self._around, cgroup=message.header["cgroup"])
+        self._around = self._around._replace(cgroup=message.header["cgroup"])
         for number, fd in enumerate(message.fds, 1):
             os.dup2(fd, number)
             os.close(fd)
@@ -214,16 +222,14 @@ class Server:
         try:
             self._preloaded = preload(header["cwd"], header["preload"])
         except PreloadFailed as error:
-            facts = {"module": error.module, "reason": error.reason, "traceback": error.traceback}
-            self._send({"event": "PreloadBroken"} | facts)
+            self._send({"event": PreloadBroken(error.module, error.reason, error.traceback)})
             self._around = None  # nothing is started that was ordered meanwhile
             return
         set_parent_death_signal(signal.SIGCONT)
         # What preloads started for themselves (a resource tracker) is nobody's orphan.
         self._spared.update(proc.children(os.getpid()))
         done = self._preloaded
-        ready = {"event": "Ready", "time_ns": since_boot_ns(), "seconds": done.seconds}
-        self._send(ready | {"fork_safe": done.fork_safe})
+        self._send({"event": Ready(done.seconds, done.fork_safe, since_boot_ns())})
 
     def _spawn(self, message: Message) -> None:
         assert self._around is not None
@@ -232,9 +238,9 @@ class Server:
             request = self._request(message)
             pid, report = start(request, self._around, self._own_fds())
         except OSError as error:
-            self._refuse(message.header["key"], failure_of(error))
+            self._refuse(message.header, failure_of(error))
         else:
-            self._starting.append((pid, message.header["key"], report))
+            self._starting.append((pid, message.header, report))
             if isinstance(request.target, Forked) and not self._calls:
                 # Who waits for the end of a pipe of the caller's would wait for this process, too.
                 _close_inherited(self._own_fds())
@@ -244,27 +250,32 @@ class Server:
     def _await_starts(self) -> None:
         """Wait until those that were forked run, or have said why they cannot; tell that."""
         while self._starting:
-            pid, key, report = self._starting[0]
+            pid, order, report = self._starting[0]
             ready = wait((report, self._launcher))
             text = os.read(report, 1 << 16) if report in ready else b""
             os.close(report)
             del self._starting[0]
             if text:
                 os.waitpid(pid, 0)
-                self._refuse(key, json.loads(text))
+                self._refuse(order, json.loads(text))
                 continue
-            self._workers[pid] = key
+            self._workers[pid] = order
             pidfd = None
             with contextlib.suppress(OSError):  # no descriptor is left
                 pidfd = open_pidfd(pid)
-            header = {"event": "Started", "key": key, "pid": pid, "time_ns": since_boot_ns()}
-            self._send(header, () if pidfd is None else (pidfd,))
+            started = Started(order["rank"], pid, since_boot_ns(), order["attempt"])
+            self._tell(order, started, () if pidfd is None else (pidfd,))
             if pidfd is not None:
                 os.close(pidfd)
 
-    def _refuse(self, key: int, failure: dict[str, Any]) -> None:
+    def _refuse(self, order: dict[str, Any], failure: dict[str, Any]) -> None:
         """Tell that a worker cannot be started, and why."""
-        self._send({"event": "StartFailed", "key": key, "time_ns": since_boot_ns()} | failure)
+        when, attempt = since_boot_ns(), order["attempt"]
+        failed = StartFailed(order["rank"], time_ns=when, attempt=attempt, **failure)
+        self._tell(order, failed)
+
+    def _tell(self, order: dict[str, Any], event: SpawnerEvent, fds: tuple[int, ...] = ()) -> None:
+        self._send({"key": order["key"], "event": event}, fds)
 
     def _request(self, message: Message) -> SpawnRequest:
         if message.lost:
@@ -317,7 +328,7 @@ class Server:
     def begin(self) -> NoReturn:
         """Serve as a branch."""
         pidfd = os.pidfd_open(os.getpid())
-        self._send({"event": "branched", "pid": os.getpid()}, (pidfd,))
+        self._send({"branched": os.getpid()}, (pidfd,))
         os.close(pidfd)
         self.serve()
 
@@ -337,21 +348,20 @@ class Server:
                 _, cpu = resource.prlimit(pid, resource.RLIMIT_CPU)
             _, status, usage = os.wait4(pid, 0)
             self._spared.discard(pid)
-            key, launcher = self._workers.pop(pid, None), self._branches.pop(pid, None)
-            if key is not None:
-                self._send(
-                    {
-                        "event": "Exited",
-                        "key": key,
-                        "pid": pid,
-                        "exitcode": os.waitstatus_to_exitcode(status),
-                        "time_ns": since_boot_ns(),
-                        "core_dumped": os.WCOREDUMP(status),
-                        "max_rss": usage.ru_maxrss * 1024,
-                        "cpu_seconds": usage.ru_utime + usage.ru_stime,
-                        "cpu_limit": None if cpu == resource.RLIM_INFINITY else cpu,
-                    }
+            order, launcher = self._workers.pop(pid, None), self._branches.pop(pid, None)
+            if order is not None:
+                exited = Exited(
+                    order["rank"],
+                    pid,
+                    os.waitstatus_to_exitcode(status),
+                    since_boot_ns(),
+                    max_rss=usage.ru_maxrss * 1024,
+                    cpu_seconds=usage.ru_utime + usage.ru_stime,
+                    core_dumped=os.WCOREDUMP(status),
+                    attempt=order["attempt"],
+                    cpu_limit=None if cpu == resource.RLIM_INFINITY else cpu,
                 )
+                self._tell(order, exited)
             if launcher is not None:
                 if launcher >= 0:
                     os.close(launcher)
@@ -366,9 +376,9 @@ class Server:
         """Take the next step of the cleanups, if there are any."""
         with contextlib.suppress(OSError):  # no descriptor is left: they are looked for again
             if self._cleanup is not None and self._cleanup.go_on(self._orphans()):
-                found = {"cleanup": self._cleanup.number, "orphans": self._cleanup.orphans()}
+                number, gone = self._cleanup.number, OrphansGone(self._cleanup.orphans())
                 self._cleanup = None
-                self._send({"event": "OrphansGone"} | found)
+                self._send({"cleanup": number, "event": gone})
             # What is below them comes here when they have died.
             if self._strays is not None and self._strays.go_on(self._orphans()):
                 self._strays = None

@@ -10,7 +10,7 @@ from lllaunch import clock
 from lllaunch.clock import Deadlines, RunClock
 from lllaunch.events import Exited
 from lllaunch.run.observer import SentSignal, WorkerRecord
-from lllaunch.spawner.protocol import event_of
+from lllaunch.spawner.protocol import dated
 
 if TYPE_CHECKING:
     import pytest
@@ -21,15 +21,7 @@ def test_what_was_asked_before_its_end_was_asked_though_the_clock_was_set_back(
 ) -> None:
     sent = SentSignal(signal.SIGTERM, clock.now_ns())
     monkeypatch.setattr(time, "time_ns", lambda: 0)
-    header = {
-        "key": (0, 0),
-        "pid": 7,
-        "exitcode": 0,
-        "time_ns": clock.since_boot_ns(),
-        "max_rss": 0,
-        "cpu_seconds": 0.0,
-    }
-    exited = event_of({"event": "Exited", "core_dumped": False, **header}, 0, 0)
+    exited = dated(Exited(0, 7, 0, clock.since_boot_ns()))
     assert isinstance(exited, Exited)
     assert WorkerRecord(0, 0, exited=exited, sent=(sent,)).was_asked
 
