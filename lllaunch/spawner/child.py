@@ -131,18 +131,6 @@ def _execute_interpreter(request: SpawnRequest, around: ChildDefaults) -> NoRetu
     _execute(command[0], command)
 
 
-def _run_here(request: SpawnRequest, around: ChildDefaults) -> NoReturn:
-    from lllaunch.spawner.worker import run  # noqa: PLC0415 - imported by the spawner by now
-
-    reseed()
-    take_over_multiprocessing()
-    target = request.target
-    assert not isinstance(target, (Program, Kept))
-    if isinstance(target, Forked):
-        _renew_streams(request)
-    run(target, list(around.base_path))
-
-
 def _renew_streams(request: SpawnRequest) -> None:
     """Replace the caller's streams, which may be about something else (a notebook, a test)."""
     for number, path, name, errors in (
@@ -180,7 +168,14 @@ def start(request: SpawnRequest, around: ChildDefaults, others: Iterable[int]) -
         else:
             # From here on the number of the report pipe may be that of a file of the user's.
             os.close(write)
-            _run_here(request, around)
+            from lllaunch.spawner.worker import run  # noqa: PLC0415 - imported by the spawner by now
+
+            reseed()
+            take_over_multiprocessing()
+            assert not isinstance(request.target, (Program, Kept))
+            if isinstance(request.target, Forked):
+                _renew_streams(request)
+            run(request.target, list(around.base_path))
     except BaseException:  # noqa: BLE001 - an error of our own; it has the worker's status
         # Standard error may be a file on a full disk.
         with contextlib.suppress(OSError):

@@ -225,9 +225,10 @@ def _tell_groups(_: Any, response: Any) -> None:
     response.set_status(200)
 
 
-def save(directory: str) -> None:
+def save() -> None:
     """Write down the collectives of this process, which is about to end by an exception."""
-    if os.getpid() not in _served:
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if os.getpid() not in _served or error_file in ("", os.devnull):
         return
     traces = []
     for dump in private_names.recorder_traces():
@@ -238,7 +239,7 @@ def save(directory: str) -> None:
     groups = {}
     with contextlib.suppress(Exception):
         groups = _groups()
-    path = os.path.join(directory, TRACE_FILE)
+    path = os.path.join(os.path.dirname(error_file), TRACE_FILE)
     # The launcher may write there at the same time.
     own = f"{path}.{os.getpid()}"
     with open(own, "w") as file:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
 import os
 import pickle
@@ -56,6 +57,7 @@ from lllaunch.spawner.child import ChildDefaults, failure_of, start
 from lllaunch.spawner.interpreter import comes_too_late
 from lllaunch.spawner.orphans import MARK, OrphanCleanup, Pauses, kill_below
 from lllaunch.spawner.preloading import Preloaded, loaded_runtimes, pause, preload
+from lllaunch.spawner.private_names import forget_exit_functions, take_over_multiprocessing
 from lllaunch.spawner.protocol import Channel, Forked, Kept, Message, Pickled, SpawnRequest
 
 # What does not end although it was killed, and whose launcher is gone, is left after this long.
@@ -311,19 +313,17 @@ class Server:
             return
         if pid == 0:
             try:
-                self._become_branch(socket.socket(fileno=sock), launcher)
+                # of what is the other's nothing stays open
+                os.setsid()
+                for fd in self._own_fds():
+                    os.close(fd)
+                other = socket.socket(fileno=sock)
+                Server(other, launcher, preloaded=self._preloaded, around=self._around).begin()
             finally:
                 # It must never go on as the spawner that it was forked from.
                 os._exit(1)
         os.close(sock)
         self._branches[pid] = launcher
-
-    def _become_branch(self, sock: socket.socket, launcher: int) -> NoReturn:
-        # of what is the other's nothing stays open
-        os.setsid()
-        for fd in self._own_fds():
-            os.close(fd)
-        Server(sock, launcher, preloaded=self._preloaded, around=self._around).begin()
 
     def begin(self) -> NoReturn:
         """Serve as a branch."""
@@ -428,7 +428,11 @@ def fork_server(
         if pid == 0:
             try:
                 os.setsid()
-                forks.disown()
+                # What is the other process's to do is forgotten: its exit functions, its children.
+                # Its objects are frozen, so that its open files are not flushed a second time.
+                forget_exit_functions()
+                take_over_multiprocessing()
+                gc.freeze()
                 forks.ignore_all()
                 ours.close()
                 os.environ[MARK] = mark

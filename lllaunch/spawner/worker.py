@@ -33,7 +33,7 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from types import CodeType, ModuleType, TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from lllaunch.files import keep_reserve, spend_reserve
@@ -68,14 +68,6 @@ def _is_a(item: object, kind: type) -> bool:
     return issubclass(type(item), kind)
 
 
-def _namespace(module: object) -> dict[str, Any]:
-    """The names of a module, a lazy one's without loading it; empty for anything else."""
-    if not _is_a(module, ModuleType):
-        return {}
-    names: dict[str, Any] = object.__getattribute__(module, "__dict__")
-    return names
-
-
 def _clear(namespace: dict[str, Any]) -> None:
     names = [name for name in namespace if name != "__builtins__"]
     # As the interpreter does it: private names first, they depend on public ones.
@@ -86,10 +78,12 @@ def _clear(namespace: dict[str, Any]) -> None:
 def _clear_user_modules(before: frozenset[str]) -> None:
     libraries = library_directories()
     for name in reversed([name for name in sys.modules if name not in before]):
+        module = sys.modules.get(name)
         # Anything can stand in sys.modules.
-        names = _namespace(sys.modules.get(name))
-        if not names or name.startswith("lllaunch"):
+        if name.startswith("lllaunch") or not _is_a(module, ModuleType):
             continue
+        # without loading a lazy one
+        names: dict[str, Any] = object.__getattribute__(module, "__dict__")
         file = names.get("__file__")
         theirs = isinstance(file, str) and not file.startswith(libraries)
         if theirs or name in ("__main__", "__mp_main__"):
@@ -196,24 +190,19 @@ def _unless_safe(directory: str) -> list[str]:
     return [] if getattr(sys.flags, "safe_path", sys.flags.isolated) else [directory]
 
 
-def _module_code(name: str) -> tuple[CodeType, importlib.machinery.ModuleSpec]:
-    spec = importlib.util.find_spec(name)
-    if spec is not None and spec.submodule_search_locations is not None:
-        spec = importlib.util.find_spec(f"{name}.__main__")
-        if spec is None:
-            raise ImportError(f"{name} is a package without a __main__ module")
-    loader: Any = spec.loader if spec else None
-    code = loader.get_code(spec.name) if spec and hasattr(loader, "get_code") else None
-    if spec is None or code is None:
-        raise ImportError(f"No module named {name}")
-    return code, spec
-
-
 def execute_module(module_name: str) -> None:
     """Execute a module, or a package's ``__main__``, as ``__main__``."""
     # As python -m has it while the parent packages are imported.
     sys.argv[:1] = ["-m"]
-    code, spec = _module_code(module_name)
+    spec = importlib.util.find_spec(module_name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = importlib.util.find_spec(f"{module_name}.__main__")
+        if spec is None:
+            raise ImportError(f"{module_name} is a package without a __main__ module")
+    loader: Any = spec.loader if spec else None
+    code = loader.get_code(spec.name) if spec and hasattr(loader, "get_code") else None
+    if spec is None or code is None:
+        raise ImportError(f"No module named {module_name}")
     module = _fresh_main(spec.origin or "")
     sys.argv[0] = spec.origin or module_name
     module.__spec__ = spec
@@ -402,15 +391,6 @@ def _record(error: BaseException) -> None:
     _print(f"lllaunch: {path}: the error could not be recorded")
 
 
-def _record_collectives() -> None:
-    """Leave collectives.json: which collectives it had come to."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-    if path not in ("", os.devnull):
-        # The error itself must not be masked by a full disk, or by another torch's insides.
-        with contextlib.suppress(Exception):
-            save(os.path.dirname(path))
-
-
 def run(target: PythonTarget | Forked, base_path: list[str]) -> NoReturn:
     """Run a target to the end of this process."""
     # the modules of a call of the process that was forked are that one's
@@ -438,7 +418,9 @@ def run(target: PythonTarget | Forked, base_path: list[str]) -> NoReturn:
             with _undisturbed():
                 spend_reserve()
                 _record(error)
-                _record_collectives()
+                # the error must not be masked by a full disk, or by another torch's insides
+                with contextlib.suppress(Exception):
+                    save()
                 code = _show(error)
         finish(code, before, signum=signum, clear=clear)
     except BaseException as error:  # noqa: BLE001 - raised by the handler of a signal that came late

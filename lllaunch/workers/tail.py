@@ -341,6 +341,11 @@ class FollowedFile:
             return False
         return True
 
+    @property
+    def position(self) -> int:
+        """Offset of the next byte that is to be shown."""
+        return self._splitter.position
+
     def size(self) -> int:
         """Bytes in the file now; 0 while it is not there."""
         return 0 if self._fd is None else os.fstat(self._fd).st_size
@@ -349,8 +354,7 @@ class FollowedFile:
         """Shows the next block; returns whether there was one."""
         if self._fd is None:
             return False
-        position = self._splitter.position
-        size = self.size()
+        position, size = self.position, self.size()
         if size < position:
             self._say_truncated()
             position = 0
@@ -372,19 +376,8 @@ class FollowedFile:
             self.update_live_area()
         return True
 
-    def drain_to(self, end: int) -> bool:
-        """Shows the next block before an offset; there, the last line also if it has no newline.
-
-        ``end``: bytes; what is written beyond may be shown too. Returns whether there is more
-        before the offset.
-        """
-        if self._splitter.position < end and self.drain():
-            return True
-        self.finish()
-        return False
-
     def finish(self) -> None:
-        """Shows the line in the making as it is."""
+        """Shows the line in the making as it is; the last one need not have ended."""
         span = self._splitter.finish()
         if span is not None:
             self._show(span)
@@ -768,11 +761,12 @@ class Follower:
         while ends:
             for file, end in tuple(ends.items()):
                 try:
-                    if not file.drain_to(end):
-                        del ends[file]
+                    if file.position < end and file.drain():
+                        continue
+                    file.finish()
                 except OSError as error:
                     self._report(logging.ERROR, f"{file.path} cannot be read: {_reason(error)}")
-                    del ends[file]
+                del ends[file]
             for collapsed in self._collapsed:
                 collapsed.show()
         for collapsed in self._collapsed:
