@@ -102,9 +102,7 @@ class Spawner:
         self.pid = 0
         self.mark = new_mark()
         self.dead: SpawnerGone | None = None
-        self.fork_safe = True
         self._ready = False
-        self._preloads = False
         self._pidfd = -1
         self._key: Shared | None = None
         self._exec_env: dict[str, str] = {}
@@ -124,7 +122,6 @@ class Spawner:
         self._channel: Channel | None = None
         self._epoll: select.epoll | None = None
         self._alarm: Alarm | None = None
-        self._limits = (0, 0)
         self._cgroup: Cgroup | None = None
 
     # Starting and configuring
@@ -160,7 +157,7 @@ class Spawner:
 
     def _start(self, environ: Mapping[str, str]) -> None:
         ours, theirs = connected()
-        self._limits = raise_open_files_limit()
+        raise_open_files_limit()
         try:
             self.pid = start_interpreter(theirs, {**environ, MARK: self.mark})
         except OSError:  # no room for another process
@@ -219,14 +216,13 @@ class Spawner:
         if not self.pid:
             self._start(environ)
         self._key = key
-        self._preloads = bool(preload)
         self._send(
             {
                 "op": "configure",
                 "environ": {**environ, MARK: self.mark},
                 "cwd": cwd,
                 "preload": list(preload),
-                "open_files": self._limits,
+                "open_files": raise_open_files_limit(),
                 "cgroup": self._cgroup.procs if self._cgroup is not None else "",
                 "interpreter": interpreter_command(),
             }
@@ -277,7 +273,7 @@ class Spawner:
             self._send({"op": "signal", "command": -1, "keys": chosen, "signum": int(signum)})
             self.flush()
             return
-        if self._preloads and not self._ready and self.dead is None:
+        if self._key is not None and self._key.preload and not self._ready and self.dead is None:
             self._kill_spawner()
             return
         self._command("signal", list(keys), signum)
@@ -429,8 +425,7 @@ class Spawner:
             self._note_worker(header["key"], dated(header["event"]), message.fds)
         elif "cleanup" not in header or header["cleanup"] == self._awaited_cleanup:
             event = dated(header["event"])
-            if isinstance(event, Ready):
-                self._ready, self.fork_safe = True, event.fork_safe
+            self._ready = self._ready or isinstance(event, Ready)
             self._events.append(event)
 
     def _note_worker(self, key: int, event: SpawnerEvent, fds: list[int]) -> None:
@@ -480,8 +475,7 @@ class Spawner:
         """
         spawner = cls()
         spawner.mark, spawner._key = branch.mark, branch.shared
-        spawner._exec_env = exec_part(branch.shared.environ)
-        spawner._limits = raise_open_files_limit()
+        raise_open_files_limit()
         until = None if seconds is None else time.monotonic() + seconds
         spawner._arrival = lambda: spawner._await_branch(until, adopted)
         spawner._connect(branch.sock)

@@ -212,16 +212,15 @@ def _quiet(ctypes: Any) -> Iterator[None]:
 
 
 def _groups() -> dict[str, list[int]]:
-    """Return the ranks of this process's groups, by the groups' names."""
-    names, ranks = private_names.process_groups()
-    return {name: sorted(ranks[group]) for group, name in names.items() if group in ranks}
+    """Return the ranks of this process's groups, by their names; none if torch keeps no such."""
+    with contextlib.suppress(Exception):
+        names, ranks = private_names.process_groups()
+        return {name: sorted(ranks[group]) for group, name in names.items() if group in ranks}
+    return {}
 
 
 def _tell_groups(_: Any, response: Any) -> None:
-    groups = {}
-    with contextlib.suppress(Exception):
-        groups = _groups()
-    response.set_content(json.dumps(groups), "application/json")
+    response.set_content(json.dumps(_groups()), "application/json")
     response.set_status(200)
 
 
@@ -236,12 +235,9 @@ def save() -> None:
             traces.append(json.loads(dump()))
     if not any(trace.get("entries") for trace in traces):
         return
-    groups = {}
-    with contextlib.suppress(Exception):
-        groups = _groups()
     path = os.path.join(os.path.dirname(error_file), TRACE_FILE)
     # The launcher may write there at the same time.
     own = f"{path}.{os.getpid()}"
     with open(own, "w") as file:
-        json.dump({"groups": groups, "traces": traces}, file)
+        json.dump({"groups": _groups(), "traces": traces}, file)
     os.replace(own, path)

@@ -15,22 +15,17 @@ be torch's.
 Every worker imports this package; what only a server needs is loaded when it is first used.
 """
 
-from lllaunch.timer.client import (
-    FileTimerClient,
-    FileTimerRequest,
-    LocalTimerClient,
-    TimerClient,
-    TimerRequest,
-    configure,
-    deadline,
-    expires,
-)
+from lllaunch.timer import client
+from lllaunch.timer.client import *  # noqa: F403 - what is in its `__all__`
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from lllaunch.timer.api import FileTimerServer, LocalTimerServer, RequestQueue, TimerServer
+
+__all__ = ["FileTimerServer", "LocalTimerServer", "RequestQueue", "TimerServer"]
+__all__ += client.__all__
 
 
 def __getattr__(name: str) -> "Any":
@@ -39,19 +34,3 @@ def __getattr__(name: str) -> "Any":
     from lllaunch.timer import api  # noqa: PLC0415 - workers start no server
 
     return getattr(api, name)
-
-
-__all__ = [
-    "FileTimerClient",
-    "FileTimerRequest",
-    "FileTimerServer",
-    "LocalTimerClient",
-    "LocalTimerServer",
-    "RequestQueue",
-    "TimerClient",
-    "TimerRequest",
-    "TimerServer",
-    "configure",
-    "deadline",
-    "expires",
-]

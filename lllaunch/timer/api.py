@@ -17,33 +17,19 @@ from queue import Empty
 from typing import Any
 
 from lllaunch.linux.process import wait
-from lllaunch.timer.client import (
-    FileTimerClient,
-    FileTimerRequest,
-    LocalTimerClient,
-    TimerClient,
-    TimerRequest,
-    configure,
-    deadline,
-    expires,
-)
+from lllaunch.timer import client
+from lllaunch.timer.client import *  # noqa: F403 - torch's module has them, too
+from lllaunch.timer.client import FileTimerRequest, TimerRequest
 from lllaunch.timer.service import TimerService, request_of
 
 __all__ = [
-    "FileTimerClient",
-    "FileTimerRequest",
     "FileTimerServer",
-    "LocalTimerClient",
     "LocalTimerServer",
     "MultiprocessingRequestQueue",
     "RequestQueue",
-    "TimerClient",
-    "TimerRequest",
     "TimerServer",
-    "configure",
-    "deadline",
-    "expires",
 ]
+__all__ += client.__all__
 
 logger = logging.getLogger(__name__)
 

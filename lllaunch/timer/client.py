@@ -32,6 +32,17 @@ if TYPE_CHECKING:
 
     F = TypeVar("F", bound=Callable[..., Any])
 
+__all__ = [
+    "FileTimerClient",
+    "FileTimerRequest",
+    "LocalTimerClient",
+    "TimerClient",
+    "TimerRequest",
+    "configure",
+    "deadline",
+    "expires",
+]
+
 TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 
 _SIGKILL = 9  # the module `signal` imports enum
