@@ -257,8 +257,8 @@ class Spawner:
             target = Kept(rank)
         request = SpawnRequest(target, cwd, dict(env), stdout, stderr, fresh)
         fds = target.fds if isinstance(target, Pickled) else ()
-        header = {"op": "spawn", "key": key, "rank": rank, "attempt": attempt}
-        self._send(header, pickle.dumps(request), fds, close_fds=True)
+        order = {"op": "spawn", "key": key, "rank": rank, "attempt": attempt, "request": request}
+        self._send(order, fds, close_fds=True)
         return key
 
     def signal(self, keys: Iterable[int], signum: int) -> None:
@@ -359,14 +359,10 @@ class Spawner:
         self._sent.append(signal.SIGKILL)
 
     def _send(
-        self,
-        header: dict[str, Any],
-        payload: bytes = b"",
-        fds: tuple[int, ...] = (),
-        close_fds: bool = False,
+        self, header: dict[str, Any], fds: tuple[int, ...] = (), close_fds: bool = False
     ) -> None:
         if self._channel is not None and self.dead is None:
-            self._channel.queue(header, payload, fds, close_fds)
+            self._channel.queue(header, fds, close_fds)
             self._watch_writes()
         elif close_fds:
             for fd in fds:

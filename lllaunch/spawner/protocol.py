@@ -1,10 +1,10 @@
 """What launcher and spawner send each other: messages, orders, and events (`lllaunch.events`).
 
-A message is a pickled mapping (the header), opaque bytes (the payload), and descriptors. Both ends
-are a launcher's own processes, and events go as they are. It is one packet of a Unix socket: two
-32-bit and one 64-bit big-endian lengths and counts, the header, the payload. What is too long for a
-packet is in a memory file, the first of the descriptors. The kernel drops descriptors for which the
-receiver has no room, the last ones first.
+A message is a pickled mapping (the header) and descriptors; both ends are processes of a launcher.
+It is one packet of a Unix socket: how many bytes the header has (64 bits, big-endian), how many
+descriptors there are (32 bits), and the header. One that is too long for a packet is in a memory
+file, the first of the descriptors. The kernel drops descriptors for which the receiver has no room,
+the last ones first.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def dated(event: SpawnerEvent) -> SpawnerEvent:
     return event
 
 
-_PREFIX = struct.Struct("!IIQ")
+_PREFIX = struct.Struct("!QI")
 # What is longer goes through the memory file.
 _MOST_INLINE = 64 * 1024
 # The kernel's limit of descriptors in one packet (SCM_MAX_FD), less the memory file.
@@ -108,7 +108,6 @@ class Message(NamedTuple):
     """One received message."""
 
     header: dict[str, Any]
-    payload: bytes
     fds: list[int]  # descriptors that came with it; the receiver owns them
     lost: int = 0  # how many more were sent with it, for which this process had no room
 
@@ -139,16 +138,11 @@ class Channel:
         return bool(self._out)
 
     def queue(
-        self,
-        header: dict[str, Any],
-        payload: bytes = b"",
-        fds: tuple[int, ...] = (),
-        close_fds: bool = False,
+        self, header: dict[str, Any], fds: tuple[int, ...] = (), close_fds: bool = False
     ) -> None:
         """Put a message in the queue and send what the socket takes.
 
-        ``payload``: opaque bytes. ``fds``: descriptors to send along; they stay open until they
-        have left.
+        ``fds``: descriptors to send along; they stay open until they have left.
 
         Raises:
             ValueError: more descriptors than a message can carry.
@@ -156,18 +150,14 @@ class Channel:
         """
         if len(fds) > MAX_FDS:
             raise ValueError(f"{len(fds)} descriptors in one message are too many")
-        text = pickle.dumps(header)
-        data, rest = _PREFIX.pack(len(text), len(fds), len(payload)), b""
-        for part in (text, payload):
-            fits = not rest and len(data) + len(part) <= _MOST_INLINE
-            data, rest = (data + part, rest) if fits else (data, rest + part)
-        to_close = fds if close_fds else ()
-        if rest:
+        data, to_close = pickle.dumps(header), fds if close_fds else ()
+        prefix = _PREFIX.pack(len(data), len(fds))
+        if len(prefix) + len(data) > _MOST_INLINE:
             memory = os.memfd_create("lllaunch-message", os.MFD_CLOEXEC)
             with open(os.dup(memory), "wb") as file:
-                file.write(rest)
-            fds, to_close = (memory, *fds), (memory, *to_close)
-        self._out.append(_Packet(data, fds, to_close))
+                file.write(data)
+            data, fds, to_close = b"", (memory, *fds), (memory, *to_close)
+        self._out.append(_Packet(prefix + data, fds, to_close))
         self.flush()
 
     def flush(self) -> None:
@@ -201,7 +191,7 @@ class Channel:
         """All messages that have arrived; sets `closed` when the other end is gone.
 
         Raises:
-            OSError: no descriptor was left for one whose header did not fit into its packet.
+            OSError: no descriptor was left for one that did not fit into its packet.
         """
         messages = []
         while not self.closed:
@@ -228,20 +218,20 @@ class Channel:
 
 
 def _message(data: bytes, fds: list[int]) -> Message:
-    header, count, payload = _PREFIX.unpack_from(data)
+    size, count = _PREFIX.unpack_from(data)
     data = data[_PREFIX.size :]
-    if len(data) < header + payload and fds:
+    if len(data) < size:
+        if not fds:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         with open(fds.pop(0), "rb") as file:
             file.seek(0)
-            data += file.read()
-    elif len(data) < header:
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    found = pickle.loads(data[:header])  # noqa: S301 - of a process that is the launcher's own
-    return Message(found, data[header:], fds, count - len(fds))
+            data = file.read()
+    header = pickle.loads(data)  # noqa: S301 - of a process that is the launcher's own
+    return Message(header, fds, count - len(fds))
 
 
 class SpawnRequest(NamedTuple):
-    """What to start and how; sent pickled, since the spawner is the launcher's own.
+    """What to start and how.
 
     ``env``: variables that differ from the spawner's own. ``stdout``: file for standard output,
     appended to; empty: the launcher's. ``fresh``: run in a fresh interpreter instead of a fork.

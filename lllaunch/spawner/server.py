@@ -20,7 +20,6 @@ import errno
 import gc
 import json
 import os
-import pickle
 import resource
 import signal
 import socket
@@ -282,7 +281,7 @@ class Server:
     def _request(self, message: Message) -> SpawnRequest:
         if message.lost:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        request: SpawnRequest = pickle.loads(message.payload)  # noqa: S301 - the launcher's own
+        request: SpawnRequest = message.header.pop("request")
         if isinstance(request.target, Pickled):
             # as they are numbered here
             target = request.target._replace(fds=tuple(message.fds))

@@ -66,11 +66,11 @@ def pump(sender: Channel, receiver: Channel) -> list[Message]:
 def test_messages_arrive_whole_and_in_order(messages: list[tuple[str, bytes]]) -> None:
     one, two = (Channel(sock) for sock in connected())
     for text, payload in messages:
-        one.queue({"text": text}, payload)
+        one.queue({"text": text, "payload": payload})
     found = pump(one, two)
     one.close()
     two.close()
-    assert [(message.header["text"], message.payload) for message in found] == messages
+    assert [(message.header["text"], message.header["payload"]) for message in found] == messages
 
 
 def test_descriptors_arrive_with_their_message_however_large(ends: tuple[Channel, Channel]) -> None:
@@ -79,13 +79,14 @@ def test_descriptors_arrive_with_their_message_however_large(ends: tuple[Channel
     open_now = len(os.listdir("/proc/self/fd"))
     one.queue({"n": 0, "text": "x" * (1 << 20)})
     payload = os.urandom(5 << 20)
-    one.queue({"n": 1}, payload, fds=(pipes[0][0], pipes[1][0]))
+    one.queue({"n": 1, "payload": payload}, fds=(pipes[0][0], pipes[1][0]))
     one.queue({"n": 2}, fds=(pipes[2][0],), close_fds=True)
     found = pump(one, two)
     # but for the three that came, and the one that went
     assert len(os.listdir("/proc/self/fd")) == open_now + 2
     assert [len(message.fds) for message in found] == [0, 2, 1]
-    assert ([message.header["n"] for message in found], found[1].payload) == ([0, 1, 2], payload)
+    assert [message.header["n"] for message in found] == [0, 1, 2]
+    assert found[1].header["payload"] == payload
     for (read, write), fd in zip(pipes, found[1].fds + found[2].fds, strict=True):
         os.write(write, b"hello")
         assert os.read(fd, 10) == b"hello"
@@ -102,7 +103,7 @@ def test_what_the_socket_does_not_take_waits(ends: tuple[Channel, Channel]) -> N
     one, two = ends
     sent = 0
     while not one.pending:
-        one.queue({"n": sent}, b"x" * 10_000)
+        one.queue({"n": sent, "payload": b"x" * 10_000})
         sent += 1
     assert [message.header["n"] for message in pump(one, two)] == [*range(sent)]
 
@@ -111,9 +112,9 @@ def test_a_message_has_room_for_many_descriptors(ends: tuple[Channel, Channel]) 
     one, two = ends
     fds = tuple(os.open(os.devnull, os.O_RDONLY) for _ in range(MAX_FDS))
     payload = b"x" * 100_000
-    one.queue({"n": 1}, payload, fds, close_fds=True)
+    one.queue({"n": 1, "payload": payload}, fds, close_fds=True)
     (many,) = pump(one, two)
-    assert (len(many.fds), many.payload) == (len(fds), payload)
+    assert (len(many.fds), many.header["payload"]) == (len(fds), payload)
     for fd in many.fds:
         os.close(fd)
     with pytest.raises(ValueError, match="too many"):
