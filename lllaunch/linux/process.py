@@ -276,8 +276,7 @@ class Inotify:
     """
 
     def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = _check(self._libc.inotify_init1(_TFD_CLOEXEC_NONBLOCK), "inotify_init1")
+        self._fd = _check(_libc.inotify_init1(_TFD_CLOEXEC_NONBLOCK), "inotify_init1")
 
     def fileno(self) -> int:
         """The descriptor that is readable when something has changed."""
@@ -289,7 +288,7 @@ class Inotify:
         Raises:
             OSError: it does not exist, the user's watches are used up (ENOSPC), ...
         """
-        number = self._libc.inotify_add_watch(self._fd, os.fsencode(path), _IN_MODIFY)
+        number = _libc.inotify_add_watch(self._fd, os.fsencode(path), _IN_MODIFY)
         if number < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), path)

@@ -43,11 +43,9 @@ class LineSplitter:
     def __init__(
         self,
         prefix: bytes = b"",
-        suffix: bytes = b"",
         keep: Callable[[bytes], bool] | None = None,
     ) -> None:
         self.prefix = prefix
-        self.suffix = suffix
         self.keep = keep
         self.reset()
 
@@ -135,8 +133,7 @@ class LineSplitter:
                 if not each:
                     return b""
             lines = b"\n".join(each)
-        end = self.suffix + b"\n"
-        return b"".join((self.prefix, lines.replace(b"\n", end + self.prefix), end))
+        return b"".join((self.prefix, lines.replace(b"\n", b"\n" + self.prefix), b"\n"))
 
 
 # What a held line costs besides its bytes, roughly.

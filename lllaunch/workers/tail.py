@@ -313,19 +313,16 @@ class FollowedFile:
         self._filter = line_filter
         self._gate = gate
         self._report = report
-        # Under a foreign bar every line starts at the left edge and erases what is behind it.
+        # Under a foreign bar every line starts at the left edge and erases what is there.
         over_bar = gate is not None and destination.is_terminal
-        self._prefix = b"\r" + prefix if over_bar else prefix
+        self._prefix = b"\r\033[K" + prefix if over_bar else prefix
         self._collapsed = collapsed
         self._member = 0
         if collapsed is not None:
             self._member = len(collapsed.files)
             collapsed.files.append(self)
-        self._splitter = LineSplitter(
-            self._prefix if collapsed is None else b"",
-            b"\033[K" if over_bar else b"",
-            None if line_filter is None else self._keep,
-        )
+        keep = None if line_filter is None else self._keep
+        self._splitter = LineSplitter(self._prefix if collapsed is None else b"", keep)
         self._has_live_area = destination.is_terminal and gate is None and line_filter is None
 
     @property
@@ -440,14 +437,13 @@ class FollowedFile:
 
     def _parts(self, span: Span) -> Iterator[bytes]:
         """A line that is still in the file, with prefix and newline, block by block."""
-        end = self._splitter.suffix + b"\n"
         if span.end - span.start <= _BLOCK:
-            yield self._prefix + self._read(span.start, span.end) + end
+            yield self._prefix + self._read(span.start, span.end) + b"\n"
             return
         yield self._prefix
         for start in range(span.start, span.end, _BLOCK):
             yield self._read(start, min(span.end, start + _BLOCK))
-        yield end
+        yield b"\n"
 
     def _read(self, start: int, end: int) -> bytes:
         try:
@@ -465,8 +461,7 @@ class FollowedFile:
             if self._collapsed is not None:
                 self._collapsed.add(self._member, [notice], time.monotonic())
                 return
-            end = self._splitter.suffix + b"\n"
-            self.write([self._prefix + notice + end])
+            self.write([self._prefix + notice + b"\n"])
 
     def write(self, parts: Iterable[bytes], sources: Collection[object] | None = None) -> None:
         """Write whole lines to the destination; trouble is reported once.
@@ -635,8 +630,7 @@ class Follower:
 
         Last lines without a newline get one. Returns earlier only if a destination takes nothing
         for ten seconds; that is reported, unless standard error is such a one, and nothing is lost
-        from the files. Then, and when a signal
-        ends the wait, no further line begins.
+        from the files. Then, and when a signal ends the wait, no further line begins.
 
         ``join``: whether the thread is waited for. When all is shown it has only an inotify
         descriptor left to close, for which the kernel takes 8 to 16 ms.
