@@ -9,7 +9,7 @@ the app is a user's own and only its launcher is ours, `refusing` says it.
 Hydra reads config files as they are: aliases within aliases fill the memory, and errors of YAML,
 the file system and Python's logging end its app with a traceback. What Hydra, OmegaConf and Python
 say of a value that does not fit is made where nobody knows that it came from the environment, so
-the variables that a config has read are noted, and no message quotes their values.
+no message quotes what variables hold, if that looks like a secret.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.app.command_line import quoted
 from lllaunch.config.fields import did_you_mean
-from lllaunch.config.read import CLUSTER, watching
+from lllaunch.config.read import CLUSTER
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, for_signal
 from lllaunch.hydra_compat import HydraMessage, QuietReturn, Seam, replaced
 from lllaunch.linux.cgroup import shortage
@@ -45,26 +45,10 @@ from lllaunch.secret_names import Redactor
 from lllaunch.signal_source import ENDING
 from lllaunch.text import visible
 
-_open: list[list[str]] = []
-
-
-@contextlib.contextmanager
-def noting_variables() -> Iterator[None]:
-    """In the block `without_variables` knows what has been read in it."""
-    with watching("oc.env") as names:
-        _open.append(names)
-        try:
-            yield
-        finally:
-            _open[:] = [each for each in _open if each is not names]
-
 
 def without_variables(text: str) -> str:
-    """Returns a text with ``${oc.env:NAME}`` in place of the values of variables that were read."""
-    names = {name for each in _open for name in each if name in os.environ}
-    if not names:
-        return text
-    return Redactor({os.environ[name]: f"${{oc.env:{name}}}" for name in names})(text)
+    """Returns a text with ``${oc.env:NAME}`` in place of the secrets that variables hold."""
+    return Redactor({os.environ[name]: f"${{oc.env:{name}}}" for name in os.environ})(text)
 
 
 _EXPERIMENTS = "exp"
@@ -248,8 +232,7 @@ class Ledger:
         Returns what the process shall exit with; None if the app returned. Exceptions that are
         neither ours nor Hydra's pass through; with HYDRA_FULL_ERROR=1 so do Hydra's.
         """
-        # variables are noted for what is said after the app has ended, too
-        with replaced({**_BOUNDARY, **(seams or {})}), noting_variables():
+        with replaced({**_BOUNDARY, **(seams or {})}):
             try:
                 app()
             except (JobFailed, LaunchError) as ended:

@@ -24,7 +24,7 @@ from hydra.core.utils import JobRuntime, env_override, setup_globals, validate_c
 from hydra.types import HydraContext, RunMode
 from omegaconf import OmegaConf, open_dict, read_write
 
-from lllaunch.app.boundary import message_of, noting_variables, reason_of, without_variables
+from lllaunch.app.boundary import message_of, reason_of, without_variables
 from lllaunch.app.configs import (
     BASE,
     MODULE,
@@ -205,16 +205,15 @@ class Composition(contextlib.ExitStack):
 @contextlib.contextmanager
 def composing() -> Iterator[None]:
     """What Hydra raises in the block becomes a `ComposeFailed`; warnings are left out."""
-    with noting_variables():
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                yield
-        except LaunchError:
-            raise
-        except Exception as error:
-            reason, message = reason_of(error), message_of(error)
-            raise ComposeFailed(without_variables(reason), without_variables(message)) from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except LaunchError:
+        raise
+    except Exception as error:
+        reason, message = reason_of(error), message_of(error)
+        raise ComposeFailed(without_variables(reason), without_variables(message)) from error
 
 
 # Those whose jobs are known beforehand.

@@ -68,33 +68,30 @@ class _State:
     reach: Reach
 
 
-def call_in_worker(function: Any) -> bool:
+def call_in_worker(function: Any, runs: bool = False) -> bool:
     """In a worker, where the user's script calls an app: runs what the worker is there for.
 
     `AppReached` then ends the script. Returns whether this is a worker, and another app than its
     own, whose call does nothing. One that its own function calls is a `RuntimeError`.
+
+    ``runs``: the call starts jobs by a way of its own. Whoever has called that uses what it
+    returns, so it ends the script in any case.
     """
-    if not _State.worker:
-        return False
     task, name = _State.task, getattr(function, "__name__", "main")
+    if not _State.worker or (runs and task is None):
+        return False
     if task is None:
         raise RuntimeError(
             f"{name}() was called without a config in a worker, which would launch workers from "
             f"workers; call {name}(cfg) to run the function itself"
         )
     # where it is called from an import of its own module, that is not complete yet
-    if _State.reach.layer() is function:
+    own = _State.reach.layer() is function
+    if own:
         task(function)
+    if own or runs:
         raise AppReached
     return True
-
-
-def end_script_at_launch(function: Any) -> None:
-    """Ends the script of a worker that comes to start jobs by a way of its own."""
-    if _State.task is not None:
-        call_in_worker(function)
-        # whoever has called this uses what it returns
-        raise AppReached
 
 
 def started_as(main: ModuleType, needed: bool) -> UserScript:
@@ -147,8 +144,8 @@ def run_in_script(
             verdict.append((None, error))
 
     _State.worker, _State.task, _State.reach = True, task, reach
-    # the calls of plain Hydra apps come to `call_in_worker`
-    watch_apps(_app_called)
+    # for the calls of plain Hydra apps
+    watch_apps(call_in_worker)
     try:
         if script.module:
             execute_module(script.module)
@@ -172,13 +169,6 @@ def run_in_script(
     if error is not None:
         raise error
     return value
-
-
-def _app_called(function: Any, runs: bool) -> bool:
-    if runs:
-        end_script_at_launch(function)
-        return False
-    return call_in_worker(function)
 
 
 class Reach(NamedTuple):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import os
 import pickle
 import re
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
+from lllaunch.app.boundary import without_variables
 from lllaunch.app.compose import ComposeFailed, Composition, ConfigRequest, review_sweep
 from lllaunch.app.configs import DIRECTORY, PRIMARY
 from lllaunch.app.gate import expect_lock, lock_name, policy_of
@@ -52,7 +54,7 @@ from lllaunch.launch_settings import KEYS
 from lllaunch.review.allow import check
 from lllaunch.review.lock import Lock, PlanRefused, read_lock, sweep_plan
 from lllaunch.review.paths import locks_all, tree_top
-from lllaunch.secret_names import Redactor, is_secret_name
+from lllaunch.secret_names import Redactor
 from lllaunch.text import shorten
 
 if TYPE_CHECKING:
@@ -70,7 +72,6 @@ _MOST_LINES = 20
 _MAY_COME = ("missing", "interpolation", "entrypoint")
 _OF_LOCKS = ("own-app", "lock-name", "no-lock")
 _JOBS = "jobs"
-_VARIABLE = re.compile(r"oc\.env\s*:\s*(\w+)")
 
 T = TypeVar("T")
 
@@ -113,21 +114,11 @@ def check_tree(directory: str) -> Outcome:
         (*(file.path for file in tree.files.values()), *filter(None, [tree.policy])),
         tuple(merged(found)),
     )
-    hide, literal = _redactors(tree.files.values())
-    return outcome.cleaned(lambda text: hide(literal(text)))
-
-
-def _redactors(files: Iterable[ConfigFile]) -> tuple[Redactor, Redactor]:
-    """Return what takes out values of the environment, and what the literals of configs."""
-    names = set(filter(is_secret_name, os.environ))
-    found: dict[str, str] = {}
-    for file in files:
-        for _, leaf in leaf_items(file.data):
-            names.update(_VARIABLE.findall(leaf) if isinstance(leaf, str) else ())
-        data: Any = file.data
-        found |= {text: source for _, source, text in literals(data)}
-    values = {os.environ[name]: f"${{oc.env:{name}}}" for name in names if name in os.environ}
-    return Redactor(values), Redactor(found, certain=True)
+    every_literal = itertools.chain.from_iterable(
+        literals(one.document.data) for one in tree.files.values()
+    )
+    literal = Redactor({text: source for _, source, text in every_literal}, certain=True)
+    return outcome.cleaned(lambda text: without_variables(literal(text)))
 
 
 # Locks

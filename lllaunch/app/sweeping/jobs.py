@@ -15,7 +15,7 @@ from hydra.core.utils import env_override, filter_overrides, run_job, setup_glob
 from msgspec.structs import replace
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from lllaunch.app.boundary import JobFailed, message_of, noting_variables, without_variables
+from lllaunch.app.boundary import JobFailed, message_of, without_variables
 from lllaunch.app.configs import job_name
 from lllaunch.app.gate import JobOf, admit, expect_own_environment
 from lllaunch.app.planning import in_snapshot, load, locating, perform, plain, plan_job
@@ -208,16 +208,15 @@ class SweepJobs:
     ) -> Answer:
         """Composes and plans a job for `lllaunch.sweep.loop.Sweep`."""
         shown = tuple(labels)
-        with noting_variables():
-            try:
-                return self._prepared(overrides, shown, number, directory)
-            except LaunchError as error:
-                text = without_variables(str(error))
-                problems = getattr(error, "problems", ())
-                return JobBroken(number, error.exit_code, text, shown, directory or "", problems)
-            except Exception as error:  # noqa: BLE001 - of Hydra, OmegaConf and resolvers
-                text = without_variables(message_of(error))
-                return JobBroken(number, 1, text, shown, directory or "")
+        try:
+            return self._prepared(overrides, shown, number, directory)
+        except LaunchError as error:
+            text = without_variables(str(error))
+            problems = getattr(error, "problems", ())
+            return JobBroken(number, error.exit_code, text, shown, directory or "", problems)
+        except Exception as error:  # noqa: BLE001 - of Hydra, OmegaConf and resolvers
+            text = without_variables(message_of(error))
+            return JobBroken(number, 1, text, shown, directory or "")
 
     def _prepared(
         self, overrides: Sequence[str], shown: tuple[str, ...], number: int, directory: str | None

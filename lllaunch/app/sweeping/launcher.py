@@ -28,7 +28,7 @@ from lllaunch import __version__
 from lllaunch.app.app import jobs_of
 from lllaunch.app.boundary import AppEnded, JobFailed, refusing, tell_ci
 from lllaunch.app.configs import as_written, is_of_a_moment
-from lllaunch.app.own_worker import UserFunction, end_script_at_launch
+from lllaunch.app.own_worker import UserFunction, call_in_worker
 from lllaunch.app.planning import job_cwd, load, locating, without_hydra
 from lllaunch.app.sweeping.jobs import (
     FOR_JOBS,
@@ -84,7 +84,7 @@ def launch(
         SystemExit: nothing was started, or a signal ended the sweep.
     """
     # the script of a worker that has found another way to a launcher than the usual ones
-    end_script_at_launch(launcher.task_function)
+    call_in_worker(launcher.task_function, runs=True)
     # our own app has disabled it for its start
     gc.enable()
     remember_interrupts()
