@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lllaunch.console.bottom import Part, fitted
-from lllaunch.console.table import GAP, Column, Row, end_of, extremes_rows, rows_of
+from lllaunch.console.table import GAP, Column, Row, end_of, rows_of
 from lllaunch.results.live import LiveView
 from lllaunch.results.store import LIVE, ListEntry
 from lllaunch.text import count, plain, printable, size, spans
@@ -22,9 +22,11 @@ from lllaunch.words import (
     counted,
     counts_text,
     done_text,
+    extremes_text,
     objective_text,
     passed,
     rate_text,
+    short_extremes,
     short_overrides,
     short_step,
     shown_path,
@@ -32,7 +34,7 @@ from lllaunch.words import (
     state_text,
     time_left,
 )
-from lllaunch.workers.terminal import cut
+from lllaunch.workers.terminal import cells, cut
 
 _MOST_METRICS = 3
 _FINDINGS = 3
@@ -184,7 +186,10 @@ def head_rows(view: LiveView, width: int, cwd: str) -> list[Row]:
     overrides = plain(short_overrides(subject.overrides))
     if overrides:
         rows.append((StyledText(cut(overrides, width), "faint"),))
-    return rows if view.objectives is None else [*rows, *extremes_rows(view.objectives, width)]
+    if view.objectives is not None and (best := plain(extremes_text(view.objectives))):
+        best = best if cells(best) <= width else plain(short_extremes(view.objectives))
+        rows.append((StyledText(cut(best, width)),))
+    return rows
 
 
 def _of_all(view: LiveView) -> str:

@@ -89,9 +89,10 @@ class SweepConsole:
         self._out = self._flow if same_file(stream, out) else outlet(out)
         size = size_of(stream)
         fits = size.columns >= _LEAST_COLUMNS and size.lines >= _LEAST_LINES
-        self._live = stays(stream, policy, unasked=fits) if live is None else live
+        # whether there is a table
+        self.live = stays(stream, policy, unasked=fits) if live is None else live
         self._quiet = policy.quiet
-        self._interval = None if self._live or policy.quiet else policy.interval
+        self._interval = None if self.live or policy.quiet else policy.interval
         self._paint = Painter(stream, policy.color).paint
         self._table: Bottom | None = None
         self._board = Board()
@@ -103,14 +104,9 @@ class SweepConsole:
         # when the next line reports how far the sweep is
         self._beat = float("inf")
 
-    @property
-    def live(self) -> bool:
-        """Whether there is a table."""
-        return self._live
-
     def tick_in(self) -> float | None:
         """Return in how many seconds `Tick` has something to show even if nothing happens."""
-        if self._live:
+        if self.live:
             return _TICK_S
         return None if self._interval is None else max(0.0, self._beat - self._clock())
 
@@ -149,7 +145,7 @@ class SweepConsole:
             text += f"; {resumed} of them had succeeded before"
         if not batch and not self._quiet:
             self.note(text)
-        if self._live:
+        if self.live:
             self._table = Bottom(self._flow, self._paint, self._rows)
             self._draw(now)
 
@@ -304,14 +300,10 @@ class JobConsole(Console):
         super().__init__()
         self._reported = reported
 
-    def started(self, attempt: int, workers: int, what: str, directory: str) -> None:
-        """Do nothing: the sweep reports that the job was started."""
+    def _left_to_sweep(self, *_: object, **__: object) -> None:
+        """Do nothing: the sweep's launcher shows what its jobs do, and the signals that it got."""
 
-    def signalled(self, *_: object, **__: object) -> None:
-        """Do nothing: the sweep's launcher got the signal first, and reports it."""
-
-    def doing(self, what: str, seconds: float | None = None) -> None:
-        """Do nothing: the sweep shows what its jobs do."""
+    started = signalled = doing = _left_to_sweep
 
     def killing(
         self, signum: int | None, workers: int | None, ignoring: Collection[int] = ()

@@ -10,14 +10,11 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO, TypeAlias
 
-from lllaunch.text import plain
-from lllaunch.words import StyledText, extremes_text, short_extremes
+from lllaunch.words import StyledText
 from lllaunch.workers.terminal import cells, cut, moves_cursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-    from lllaunch.sweep.objective import Objectives
 
 
 Row: TypeAlias = tuple[StyledText, ...]
@@ -224,11 +221,3 @@ class Painter:
         words = RICH_STYLES[span.style].split() if self._codes else ()
         codes = ";".join(self._codes[word] for word in words if word in self._codes)
         return f"\x1b[{codes}m{span.text}\x1b[0m" if codes and span.text else span.text
-
-
-def extremes_rows(objectives: Objectives, width: int) -> list[Row]:
-    """Return a row with the best objective, none if there is nothing to compare."""
-    text = plain(extremes_text(objectives))
-    if cells(text) > width:
-        text = cut(plain(short_extremes(objectives)), width)
-    return [(StyledText(text),)] if text else []
