@@ -6,7 +6,7 @@ carries the exit code (docs/reference/exit-codes.md) that ``python -m lllaunch``
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import IntEnum
 from typing import ClassVar, Literal
 
@@ -80,29 +80,14 @@ Code = Literal[
 class ExitCode(IntEnum):
     """What the launcher's exit status means; 128+N stands for 'ended by signal N' beside these."""
 
-    SUCCESS = 0
-    """Every worker of the last attempt succeeded."""
-
-    ERROR = 1
-    """Hydra could not compose the config, or lllaunch itself failed."""
-
-    CONFIG = 2
-    """The ``launch`` config is wrong; nothing was started."""
-
-    WORKERS_FAILED = 3
-    """Workers failed and no attempt is left."""
-
-    WATCHDOG = 4
-    """The watchdog ended the run: a hang, a time limit or a memory limit."""
-
-    REFUSED = 5
-    """The plan is not the reviewed one, or not allowed; nothing was started."""
-
-    SWEEP = 6
-    """A sweep finished, and not all of its jobs succeeded."""
-
-    NO_PROGRESS = 7
-    """Several attempts in a row failed and got no further: trying again is no use."""
+    SUCCESS = 0  # every worker of the last attempt succeeded
+    ERROR = 1  # Hydra could not compose the config, or lllaunch itself failed
+    CONFIG = 2  # the ``launch`` config is wrong; nothing was started
+    WORKERS_FAILED = 3  # and no attempt is left
+    WATCHDOG = 4  # the watchdog ended the run: a hang, a time limit or a memory limit
+    REFUSED = 5  # the plan is not the reviewed one, or not allowed; nothing was started
+    SWEEP = 6  # a sweep finished, and not all of its jobs succeeded
+    NO_PROGRESS = 7  # several attempts in a row failed and got no further
 
 
 def for_signal(signum: int) -> int:
@@ -112,29 +97,19 @@ def for_signal(signum: int) -> int:
 
 @dataclass(frozen=True)
 class Diagnostic:
-    """One thing that is wrong with an input.
+    """One thing that is wrong with an input."""
 
-    Attributes:
-        code: its kind; what programs decide by.
-        value: the value, already redacted, as the user wrote it.
-        message: what is wrong, as the predicate of a sentence (``"does not exist"``); empty where
-            ``expected`` says it.
-        hint: what was probably meant (``"did you mean 'all'?"``), or an empty string. A command to
-            copy stands in a line of its own, behind a newline.
-        file: path of the file that it stands in; empty where it stands in none, or in none that is
-            known.
-        line: number of the line, from 1; 0 where it is about the file as a whole.
-        expected: what was expected in place of the value, with the choices or an example
-            (``"a mask (none, out, err, all, ...)"``); empty where ``message`` says what is wrong.
-    """
-
-    code: Code
+    code: Code  # what programs decide by
     key: str
-    value: str
+    value: str  # already redacted, as the user wrote it
+    # what is wrong, as the predicate of a sentence (``does not exist``); empty with ``expected``
     message: str
+    # what was probably meant (``did you mean 'all'?``), or empty; a command to copy stands in a
+    # line of its own, behind a newline
     hint: str = ""
-    file: str = ""
-    line: int = 0
+    file: str = ""  # that it stands in; empty where it stands in none, or in none that is known
+    line: int = 0  # from 1; 0 where it is about the file as a whole
+    # in place of the value, with the choices or an example: ``a mask (none, out, err, all, ...)``
     expected: str = ""
 
     @property
@@ -167,8 +142,7 @@ class Diagnostic:
 class Unfit(ValueError):
     """A value is not what it should be; who knows its key makes a `Diagnostic` of it.
 
-    ``expected``, ``hint`` and ``message`` are those of the `Diagnostic`; ``detail`` is what exactly
-    is wrong, or empty. Only ``hint`` and ``detail`` may quote parts of the value.
+    ``detail`` is what exactly is wrong, or empty. Only that and ``hint`` may quote the value.
     """
 
     def __init__(
@@ -182,10 +156,7 @@ class Unfit(ValueError):
         self.code: Code = code
 
     def at(self, key: str, value: str, *, secret: bool = False) -> Diagnostic:
-        """Return what is wrong with the value of a key.
-
-        ``secret``: nothing that may quote the value is said.
-        """
+        """Return what is wrong with the value of a key; of a ``secret`` nothing is quoted."""
         detail, hint = ("", "") if secret else (self.detail, self.hint)
         message = f"{self.message}: {detail}" if self.message and detail else self.message
         if self.expected:
@@ -213,12 +184,9 @@ class LaunchError(Exception):
 
 @dataclass(eq=False)
 class ConfigError(LaunchError):
-    """The configuration is wrong; nothing was started.
+    """The configuration is wrong; nothing was started."""
 
-    ``problems`` holds everything that is wrong, at least one.
-    """
-
-    problems: tuple[Diagnostic, ...]
+    problems: tuple[Diagnostic, ...]  # everything that is wrong, at least one
     exit_code: ClassVar[int] = 2
 
     def __str__(self) -> str:
@@ -227,15 +195,11 @@ class ConfigError(LaunchError):
 
 @dataclass(eq=False)
 class SpawnerDied(LaunchError):
-    """The spawner, the helper process that starts all workers, ended before its workers did.
-
-    ``status`` is negative for a signal, None where it is not known; ``detail`` is what it wrote
-    last.
-    """
+    """The spawner, the helper process that starts all workers, ended before its workers did."""
 
     pid: int
-    status: int | None
-    detail: str = ""
+    status: int | None  # negative for a signal, None where it is not known
+    detail: str = ""  # what it wrote last
 
     def __str__(self) -> str:
         how = "its connection closed" if self.status is None else f"exit status {self.status}"
@@ -245,13 +209,10 @@ class SpawnerDied(LaunchError):
 
 @dataclass(eq=False)
 class PreloadFailed(LaunchError):
-    """A module listed under ``preload`` could not be imported, or cannot be forked after it.
-
-    ``reason`` is one line; ``traceback`` may be empty.
-    """
+    """A module listed under ``preload`` could not be imported, or cannot be forked after it."""
 
     module: str
-    reason: str
+    reason: str  # one line
     traceback: str = ""
     exit_code: ClassVar[int] = 2
 
@@ -262,12 +223,9 @@ class PreloadFailed(LaunchError):
 
 @dataclass(eq=False)
 class NotPicklable(LaunchError):
-    """An argument or a return value cannot be sent between processes.
+    """An argument or a return value cannot be sent between processes."""
 
-    ``what`` is text such as ``argument 2 of worker 0``.
-    """
-
-    what: str
+    what: str  # such as ``argument 2 of worker 0``
     reason: str
 
     def __str__(self) -> str:
@@ -276,14 +234,11 @@ class NotPicklable(LaunchError):
 
 @dataclass(eq=False)
 class OutputError(LaunchError):
-    """A file or directory of the run cannot be written or read.
-
-    ``rank`` is the local rank of the worker that it belongs to, or None.
-    """
+    """A file or directory of the run cannot be written or read."""
 
     path: str
     reason: str
-    rank: int | None = field(default=None)
+    rank: int | None = None  # local rank of the worker that it belongs to, or None
 
     def __str__(self) -> str:
         whose = "" if self.rank is None else f" of worker {self.rank}"
@@ -292,14 +247,11 @@ class OutputError(LaunchError):
 
 @dataclass(eq=False)
 class NotEnoughDisk(LaunchError):
-    """Less space is free than ``min_disk`` asks for; the attempt was not begun.
-
-    ``free`` and ``least`` are bytes; ``mount`` is where the file system is mounted.
-    """
+    """Less space is free than ``min_disk`` asks for; the attempt was not begun."""
 
     directory: str
-    mount: str
-    free: int
+    mount: str  # where its file system is mounted
+    free: int  # bytes
     least: int
 
     def __str__(self) -> str:
@@ -311,12 +263,9 @@ class NotEnoughDisk(LaunchError):
 
 @dataclass(eq=False)
 class PackageMissing(LaunchError):
-    """A package that only some features need is not installed.
+    """A package that only some features need is not installed."""
 
-    ``package`` is its name for pip.
-    """
-
-    package: str
+    package: str  # its name for pip
     feature: str
     exit_code: ClassVar[int] = 2
 

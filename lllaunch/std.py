@@ -28,11 +28,8 @@ class Std(IntFlag):
     def from_str(cls, vm: str) -> Std | dict[int, Std]:
         """Reads torchrun's notation of ``--redirects`` and ``--tee``.
 
-        Unlike torch's, it takes local ranks of any number of digits.
-
-        ``vm``: one mask for all (``"0"`` to ``"3"``), or masks by local rank, separated by commas
-        without spaces (``"0:3,1:0,12:1"``). Returns the mask, or masks by local rank (of a rank
-        named twice, the last).
+        That is one mask for all (``"0"`` to ``"3"``), or masks by local rank, separated by commas
+        without spaces (``"0:3,1:0,12:1"``); unlike torch's it takes ranks of any number of digits.
 
         Raises:
             ValueError: the text is neither of the two.
@@ -49,11 +46,9 @@ class Std(IntFlag):
 
 
 def to_map(val_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:
-    """Spells out a setting for every local rank.
+    """Spells out a setting for every local rank: ``Std.NONE`` for those that it leaves out.
 
-    ``val_or_map``: one mask for all ranks, or masks by local rank. ``local_world_size``: number of
-    ranks, 0 to ``local_world_size - 1``. Returns a mask for each of these ranks: ``Std.NONE`` for
-    those that the map leaves out. Other ranks in the map are dropped.
+    Other ranks in the map are dropped.
     """
     if isinstance(val_or_map, Mapping):
         return {rank: val_or_map.get(rank, Std.NONE) for rank in range(local_world_size)}
