@@ -111,10 +111,7 @@ def as_object(line: bytes) -> dict[str, Any] | None:
 
 
 def last_line(path: str, window: int, read: Callable[[bytes], T | None]) -> T | None:
-    """Return what the last whole line of a file says that says something.
-
-    ``window``: how many bytes at its end are looked at.
-    """
+    """Return what the last whole line says that says something in the last bytes of a file."""
     try:
         lines = read_bytes(path, window).split(b"\n")
     except (OSError, ValueError):
@@ -210,7 +207,8 @@ def _fields_of(kind: type[msgspec.Struct], *, whole: bool) -> tuple[_Field, ...]
 class Plain:
     """Makes of records, and of all that stands in them, what JSON has.
 
-    ``redact``: applied to every text. ``root``: directory that paths are written relative to.
+    Every text is redacted, and paths are written relative to ``root``. Of what is in fields that
+    are ``hidden`` only the number is said. Where types are ``named``, all fields are written.
     """
 
     def __init__(
@@ -221,10 +219,8 @@ class Plain:
         *,
         named: bool = False,
     ) -> None:
-        self._redact = redact
-        self._root = root
-        self._hidden = hidden
-        self._named = named
+        self._redact, self._root = redact, root
+        self._hidden, self._named = hidden, named
 
     def __call__(self, value: Any) -> Any:
         """Return the same as plain data."""
@@ -251,14 +247,13 @@ class Plain:
 
     def _record(self, value: msgspec.Struct) -> dict[str, Any]:
         kind = type(value)
-        tag, name = kind.__struct_config__.tag, kind.__struct_config__.tag_field
-        found: dict[str, Any] = {} if tag is None else {name or "type": tag}
+        config = kind.__struct_config__
+        found: dict[str, Any] = {} if config.tag is None else {f"{config.tag_field}": config.tag}
         for each in () if self._named else getattr(kind, "DERIVED", ()):
             found[each] = self(getattr(value, each))
-        omit = kind.__struct_config__.omit_defaults
         for field in _fields_of(kind, whole=self._named):
             given = getattr(value, field.name)
-            if omit and (given is None or given in ((), {})):
+            if config.omit_defaults and (given is None or given in ((), {})):
                 continue
             if field.write is not None:
                 given = field.write(given, self._root)
@@ -302,16 +297,14 @@ def as_record(value: object, kind: type[T], root: str = "") -> T: ...
 @overload
 def as_record(value: object, kind: object, root: str = "") -> Any: ...
 def as_record(value: object, kind: Any, root: str = "") -> Any:
-    """Return the record that plain data stands for.
-
-    ``root``: directory that relative paths count from.
+    """Return the record that plain data stands for; relative paths count from ``root``.
 
     Raises:
         ValueError: it is none; says what was expected, and where.
     """
-    hook = functools.partial(_read, root=root)
     _known(kind)
     try:
+        hook = functools.partial(_read, root=root)
         return msgspec.convert(value, kind, dec_hook=hook, str_keys=True)
     except msgspec.ValidationError as error:
         raise ValueError(_worded(str(error))) from None
@@ -380,9 +373,8 @@ def _read(kind: type, value: Any, root: str = "") -> Any:
 
 
 def _signal_number(name: str) -> int:
-    found = signal.Signals.__members__.get(name)
-    if found is not None:
-        return int(found)
-    if not (name.startswith("signal ") and name[7:].isdecimal()):
-        raise ValueError(f"Expected the name of a signal, got {name!r}")
-    return int(name[7:])
+    if name in signal.Signals.__members__:
+        return int(signal.Signals[name])
+    if re.fullmatch(r"signal [0-9]+", name):
+        return int(name[7:])
+    raise ValueError(f"Expected the name of a signal, got {name!r}")

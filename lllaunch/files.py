@@ -73,9 +73,7 @@ def within(directory: str, name: str) -> str | None:
 
 
 def read_bytes(path: str, tail: int = 0) -> bytes:
-    """Return what a file holds that `open_file` opens.
-
-    ``tail``: return so many bytes of its end at most; 0 for all of it.
+    """Return what a file holds that `open_file` opens, or so many bytes of its ``tail``.
 
     Raises:
         OSError: as `open_file` has it.
@@ -83,12 +81,10 @@ def read_bytes(path: str, tail: int = 0) -> bytes:
     """
     with open(open_file(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        most = tail or MOST_BYTES
-        if tail:
-            file.seek(max(0, size - tail))
-        elif size > most:
-            raise ValueError(f"is longer than {most} bytes")
-        return file.read(min(size, most))
+        if size > MOST_BYTES and not tail:
+            raise ValueError(f"is longer than {MOST_BYTES} bytes")
+        file.seek(max(0, size - tail) if tail else 0)
+        return file.read(min(size, tail or MOST_BYTES))
 
 
 def read_text(path: str, tail: int = 0) -> str | None:
@@ -100,11 +96,7 @@ def read_text(path: str, tail: int = 0) -> str | None:
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of ``data``; a single ``os.write`` may take less than it was given.
-
-    Raises:
-        OSError: as ``os.write`` does.
-    """
+    """Write all of ``data``; a single ``os.write`` may take less than it was given."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

@@ -80,21 +80,22 @@ class FakeSpawner:
         self._events += events
         os.eventfd_write(self._event, 1)
 
+    def _take(self, rank: int) -> int:
+        key = next((key for key in sorted(self._alive) if self.ordered[key][0] == rank), 0)
+        if not key:
+            raise LookupError(f"no worker of rank {rank} is alive")
+        self._alive.remove(key)
+        return key
+
     def end(self, rank: int, exitcode: int = 0) -> None:
         """End the live worker of a rank."""
-        for key in sorted(self._alive):
-            if self.ordered[key][0] == rank:
-                self._alive.remove(key)
-                attempt = self._attempt(key)
-                self.tell(Exited(rank, 1000 + key, exitcode, now_ns(), attempt=attempt))
-                return
-        raise LookupError(f"no worker of rank {rank} is alive")
+        key = self._take(rank)
+        self.tell(Exited(rank, 1000 + key, exitcode, now_ns(), attempt=self._attempt(key)))
 
     def fail_to_start(self, rank: int, path: str, reason: str, errno: int) -> None:
         """Report that the live worker of a rank failed to start."""
-        (key,) = (key for key in self._alive if self.ordered[key][0] == rank)
-        self._alive.remove(key)
-        self.tell(StartFailed(rank, path, reason, errno, now_ns(), self._attempt(key)))
+        attempt = self._attempt(self._take(rank))
+        self.tell(StartFailed(rank, path, reason, errno, now_ns(), attempt))
 
     def die(self, status: int = -9) -> None:
         """End the spawner and its workers."""
@@ -112,27 +113,21 @@ class FakeSpawner:
             os.eventfd_read(self._event)
         return events
 
-    def signal(self, keys: Iterable[int], signum: int) -> None:
+    def signal(self, keys: Iterable[int], signum: int, *, ends: bool | None = None) -> None:
         """Record the signal; end the workers if obedient."""
         chosen = tuple(keys)
         self.sent.append((chosen, int(signum)))
-        if self.obedient:
-            self._end_by(chosen, int(signum))
+        for key in chosen if (self.obedient if ends is None else ends) else ():
+            if key in self._alive:
+                self.end(self.ordered[key][0], -signum)
 
     def notify(self, keys: Iterable[int], signum: int) -> None:
         """Record the signal; end nobody."""
-        self.sent.append((tuple(keys), int(signum)))
+        self.signal(keys, signum, ends=False)
 
     def kill(self, keys: Iterable[int]) -> None:
         """Record SIGKILL and end the workers."""
-        chosen = tuple(keys)
-        self.sent.append((chosen, 9))
-        self._end_by(chosen, 9)
-
-    def _end_by(self, keys: Iterable[int], signum: int) -> None:
-        for key in keys:
-            if key in self._alive:
-                self.end(self.ordered[key][0], -signum)
+        self.signal(keys, 9, ends=True)
 
     def clean_up(self, settle: float) -> None:  # noqa: ARG002 - no orphan is played
         """Report that no orphan is left."""

@@ -57,10 +57,9 @@ def as_ranges(numbers: Iterable[int]) -> list[range]:
     """Returns numbers as the fewest ranges, in order."""
     ranges: list[range] = []
     for number in sorted(set(numbers)):
-        if ranges and ranges[-1].stop == number:
-            ranges[-1] = range(ranges[-1].start, number + 1)
-        else:
-            ranges.append(range(number, number + 1))
+        follows = bool(ranges) and ranges[-1].stop == number
+        start = ranges.pop().start if follows else number
+        ranges.append(range(start, number + 1))
     return ranges
 
 
@@ -87,27 +86,18 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 def visible(text: str) -> str:
-    """Return a text with what a terminal obeys or hides escaped, but for line breaks and tabs.
-
-    For messages: nothing is lost.
-    """
+    """Return a text with what a terminal obeys or hides escaped, but for line breaks and tabs."""
     return text if text.isprintable() else _escaped(text, "\n\t")
 
 
 def printable(text: str, most: int) -> str:
-    """Return a text on one line with what a terminal obeys or hides escaped, and not too long.
-
-    For names and values that come from users and workers.
-    """
+    """Return a text on one line with what a terminal obeys or hides escaped, and not too long."""
     text = text if text.isprintable() else _escaped(text.replace("\t", " "))
     return shorten_middle(text, most)
 
 
 def plain(text: str) -> str:
-    """Return a text on one line without what a terminal obeys; other characters are escaped.
-
-    For a cell of a table, and for what workers print.
-    """
+    """Return a text on one line without what a terminal obeys; other characters are escaped."""
     if text.isprintable():
         return text
     return _escaped(re.sub(_SEQUENCE, "", text).replace("\t", " "))
@@ -127,7 +117,7 @@ def coloured(text: str) -> str:
 def clean(text: str) -> str:
     """Return a text of several lines without what would move a cursor or change colours.
 
-    For what is written into files: control characters are replaced, but for line breaks and tabs.
+    Control characters are replaced, but for line breaks and tabs.
     """
     return re.sub(_CONTROL, _REPLACEMENT, re.sub(_SEQUENCE, "", text))
 
