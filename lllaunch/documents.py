@@ -248,7 +248,7 @@ class Plain:
     def _record(self, value: msgspec.Struct) -> dict[str, Any]:
         kind = type(value)
         config = kind.__struct_config__
-        found: dict[str, Any] = {} if config.tag is None else {f"{config.tag_field}": config.tag}
+        found: dict[str, Any] = {} if config.tag is None else {str(config.tag_field): config.tag}
         for each in () if self._named else getattr(kind, "DERIVED", ()):
             found[each] = self(getattr(value, each))
         for field in _fields_of(kind, whole=self._named):

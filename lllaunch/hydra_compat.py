@@ -91,24 +91,20 @@ BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 class Seam(Enum):
     """A global of one of Hydra's modules, in the place of which another object can stand."""
 
-    LOADER = "hydra._internal.hydra", "ConfigLoaderImpl"
-    """The class of the config loader of an app."""
+    LOADER = "hydra._internal.hydra", "ConfigLoaderImpl"  # the class of the config loader of an app
+    # make the defaults list of a config
     LISTS = "hydra._internal.config_loader_impl", "create_defaults_list"
-    """Make the defaults list of a config."""
+    # the class of what makes and calls the callbacks of a run or sweep
     CALLBACKS = "hydra._internal.hydra", "Callbacks"
-    """The class of what makes and calls the callbacks of a run or sweep."""
-    RUN_JOB = "hydra._internal.hydra", "run_job"
-    """Run the only job of a run."""
-    RUN_APP = "hydra.main", "_run_hydra"
-    """Do what a command line asks for."""
+    RUN_JOB = "hydra._internal.hydra", "run_job"  # run the only job of a run
+    RUN_APP = "hydra.main", "_run_hydra"  # do what a command line asks for
+    # the same, as other decorators than `hydra.main` find it
     RUN_OTHER_APP = "hydra._internal.utils", "_run_hydra"
-    """The same, as other decorators than `hydra.main` find it."""
+    # call a function, print what it raises and exit
     REPORT = "hydra._internal.utils", "run_and_report"
-    """Call a function, print what it raises and exit."""
-    RETURN = "hydra.core.utils", "JobReturn"
-    """The class of what a job returns."""
+    RETURN = "hydra.core.utils", "JobReturn"  # the class of what a job returns
+    # make loggers and handlers of a config of Python's logging
     LOGGING = "hydra._internal.logging_config", "configure_logging"
-    """Make loggers and handlers of a config of Python's logging."""
 
 
 @contextlib.contextmanager
@@ -348,15 +344,13 @@ class QuietReturn(JobReturn):
 class HydraMessage:
     """Patterns of parts of Hydra's and OmegaConf's messages, for `re.search`."""
 
-    INCLUDED_BY = r"In '([^']+)': "
-    """The config whose defaults list names what is missing."""
+    INCLUDED_BY = r"In '([^']+)': "  # the config whose defaults list names what is missing
+    # the key that an interpolation names and the config does not have
     NO_KEY = r"Interpolation key '([^']+)' not found"
-    """The key that an interpolation names and the config does not have."""
-    NO_CONFIG = r"Could not (?:find|load) '([^']+)'"
-    """A config that is not there."""
+    NO_CONFIG = r"Could not (?:find|load) '([^']+)'"  # a config that is not there
+    # what there is in its group, each in a line
     OPTIONS = r"Available options in '[^']*':((?:\n\t\S+)*)"
-    """What there is in its group, each in a line."""
+    # the key that an error of OmegaConf's is about
     FULL_KEY = r"full_key: (\S+)(?:\s+object_type=\S+)?"
-    """The key that an error of OmegaConf's is about."""
+    # a config leaves a choice or a value to whoever uses it
     INCOMPLETE = r"You must specify|Missing mandatory value"
-    """A config leaves a choice or a value to whoever uses it."""
