@@ -215,6 +215,7 @@ def remove(snapshot: Snapshot, environ: Mapping[str, str] | None = None) -> None
         SnapshotFailed: something cannot be removed.
     """
     path = snapshot.path
+    shutil.rmtree(f"{path}.holders", ignore_errors=True)
     try:
         # what is not a worktree (any more) is somebody else's
         if os.path.isfile(os.path.join(path, ".git")) and not os.path.islink(path):

@@ -373,20 +373,15 @@ class HydraSweep:
 
     def _common(self, batch: Batch) -> frozenset[str]:
         """Return the overrides that all jobs of the sweep have."""
-        labels = batch.labels
-        if not len(labels):
-            return frozenset()
-        common = set(labels[0])
-        if not self.at_once:
-            # what the jobs of one batch have in common may be what the sweeper chooses; what
-            # stands on the command line as it is in the job is not
-            stated = as_written(self._jobs.master.hydra.overrides.task)
-            return frozenset(common.intersection(stated))
-        for index in range(1, len(labels)):
+        # what the jobs of one batch of several have in common may be what the sweeper chooses; what
+        # stands on the command line as it is in the job is not
+        stated = as_written(self._jobs.master.hydra.overrides.task)
+        common: set[str] | None = None
+        for label in batch.labels if self.at_once else [*batch.labels[:1], stated]:
+            common = set(label) if common is None else common.intersection(label)
             if not common:
                 break
-            common.intersection_update(labels[index])
-        return frozenset(common)
+        return frozenset(common or ())
 
     def returned(self, batch: Batch, overrides: Sequence[str], index: int) -> JobReturn:
         """Return what became of a job."""

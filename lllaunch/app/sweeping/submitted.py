@@ -132,8 +132,6 @@ class SlurmExecutor(Executor):
     _to_submit: deque[Array] = field(default_factory=deque)
     _detached: bool = False
     _snapshot: Snapshot | None = None
-    # who holds it, if it is temporary and not all jobs are in the queue
-    _holders: list[str] = field(default_factory=list)
     # directory and submission of the first of those, if the cluster had no room for it
     _ready: tuple[str, Submission] | None = None
     # whether that, or what an earlier launcher had, may be in the queue
@@ -310,7 +308,7 @@ class SlurmExecutor(Executor):
             self._snapshot = take(cwd, free_place(self._session.path), os.environ, self._say)
             if self._snapshot is not None and first.snapshot == "temporary":
                 # as long as jobs are to be submitted
-                self._hold(self._snapshot, [_HOLDER])
+                hold(self._snapshot, [_HOLDER])
         cores = len(os.sched_getaffinity(0))
 
         found, faults = {}, {}
@@ -326,21 +324,14 @@ class SlurmExecutor(Executor):
             raise SweepRefused(faults)
         return found
 
-    def _hold(self, snapshot: Snapshot, holders: Sequence[str]) -> None:
-        self._holders += holders
-        hold(snapshot, holders)
-
     def _release_snapshot(self) -> None:
         """Let go of the snapshot; take it away if no job has it."""
         if self._snapshot is None:
             return
-        unused = not (self._unsure or any(cluster for cluster, *_ in self._arrays))
-        holders, self._holders = self._holders, []
         with contextlib.suppress(LaunchError):
-            for holder in holders:
-                if unused or holder == _HOLDER:
-                    let_go(self._snapshot, holder)
-            if unused:
+            if self._unsure or any(cluster for cluster, *_ in self._arrays):
+                let_go(self._snapshot, _HOLDER)
+            else:
                 remove(self._snapshot)
 
     def _make_ready(self, number: int) -> Answer:
@@ -460,7 +451,7 @@ class SlurmExecutor(Executor):
         submission.write(directory)
         if snapshot is not None and cluster.snapshot == "temporary":
             holders = [holder_of(directory, index) for index in range(len(array.tasks))]
-            self._hold(snapshot, holders)
+            hold(snapshot, holders)
         return directory, submission
 
     def _batch_text(self, array: Array, cluster: Cluster, directory: str) -> str:
