@@ -68,7 +68,6 @@ if TYPE_CHECKING:
 
     from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher
     from lllaunch.sweep.history import JobHistory
-    from lllaunch.sweep.objective import Direction
     from lllaunch.sweep.pool import Lease
 
 # So many sweeps may begin in one directory in the same second.
@@ -169,15 +168,8 @@ class HydraSweep:
             probe(jobs, overrides, first, spawners)
             for name in FOR_JOBS:
                 importlib.import_module(name)
-            session = begin_session(
-                config,
-                settings.resume is not None,
-                moves=launcher.on_begin is not None,
-                # of two objectives, which one a sweeper looks for, as Optuna's says it
-                direction=settings.direction
-                or as_direction(OmegaConf.select(config, "hydra.sweeper.direction")),
-                slots=None if for_cluster else jobs.machine.everything,
-            )
+            slots = None if for_cluster else jobs.machine.everything
+            session = _begin_session(launcher, settings, slots)
             undo.callback(session.close)
             jobs.sweep_dir = session.path
             # once for all jobs
@@ -472,57 +464,43 @@ def _goes_to_cluster(jobs: SweepJobs, overrides: Sequence[Sequence[str]]) -> boo
 # The sweep's directory
 
 
-def begin_session(
-    config: DictConfig,
-    resume: bool,
-    *,
-    moves: bool,
-    direction: Direction | None = None,
-    slots: Lease | None = None,
+def _begin_session(
+    launcher: LllaunchLauncher, settings: SweepSettings, slots: Lease | None
 ) -> SweepSession:
-    """Takes the sweep's directory.
+    """Take the sweep's directory, or raise what `SweepSession.begin` does.
 
     Hydra names directories after the second. Of sweeps that begin in the same one, the first gets
-    that name and the others get it with a number, if they may.
-
-    ``config``: what the sweep was composed to; it says afterwards where the sweep is. ``moves``:
-    whether the sweeper lets the launcher choose another name.
-
-    Raises:
-        ConfigError, OutputError: as `SweepSession.begin` has it.
+    that name and the others get it with a number, if the sweeper lets the launcher choose.
     """
-
-    def begin(place: str) -> SweepSession:
-        if not resume and os.path.isdir(os.path.join(place, ARRAYS)):
-            _expect_none_queued(place)
-        session = SweepSession.begin(
-            place,
-            command=redacted_overrides(as_written(config.hydra.overrides.task)),
-            version=__version__,
-            direction=direction,
-            slots=slots,
-            resume=resume,
-            say=_say,
-        )
-        remember(session.path, config.hydra.runtime.cwd, os.environ)
-        return session
-
-    stated = os.path.join(config.hydra.runtime.cwd, str(config.hydra.sweep.dir))
-    if resume or not moves or not is_of_a_moment(config.hydra.sweep):
-        return begin(stated)
+    config, resume = launcher.config, settings.resume is not None
+    node: Any = config.hydra.sweep
+    stated = os.path.join(config.hydra.runtime.cwd, str(node.dir))
+    chooses = not resume and launcher.on_begin is not None and is_of_a_moment(node)
     for number in itertools.count():
-        place = f"{stated}-{number}" if number else stated
-        if os.path.lexists(os.path.join(place, JOURNAL)) and number < _MOST:
+        place, chooses = f"{stated}-{number}" if number else stated, chooses and number < _MOST
+        if chooses and os.path.lexists(os.path.join(place, JOURNAL)):
             continue
         try:
-            session = begin(place)
+            if not resume and os.path.isdir(os.path.join(place, ARRAYS)):
+                _expect_none_queued(place)
+            # of two objectives, which one a sweeper looks for, as Optuna's says it
+            direction = as_direction(OmegaConf.select(config, "hydra.sweeper.direction"))
+            session = SweepSession.begin(
+                place,
+                command=redacted_overrides(as_written(config.hydra.overrides.task)),
+                version=__version__,
+                direction=settings.direction or direction,
+                slots=slots,
+                resume=resume,
+                say=_say,
+            )
         except ConfigError:
             # another launcher was faster
-            if number >= _MOST:
+            if not chooses:
                 raise
             continue
+        remember(session.path, config.hydra.runtime.cwd, os.environ)
         if number:
-            node: Any = config.hydra.sweep
             with read_write(node), open_dict(node):
                 node.dir = f"{node.dir}-{number}"
         return session
