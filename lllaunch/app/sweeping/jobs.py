@@ -287,11 +287,7 @@ class SweepJobs:
         return job_config(essential({"launch": launch})["launch"], rest, places)
 
     def execute(self, prepared: Prepared, lease: Lease, spawner: Spawner | None) -> int:  # noqa: ARG002 - the lease is in the environment
-        """Runs a job that `prepare` made, with Hydra's logging, directories and callbacks.
-
-        Raises:
-            NotRun: Hydra could not run it.
-        """
+        """Run a prepared job with Hydra's logging, directories and callbacks, or raise `NotRun`."""
         planned = prepared.payload
         assert isinstance(planned, Planned)
         assert self.task_function is not None

@@ -79,8 +79,7 @@ def launch(
 ) -> list[JobReturn]:
     """Run a batch of jobs to their ends; most sweepers ask for one.
 
-    Raises:
-        SystemExit: nothing was started, or a signal ended the sweep.
+    Raises `SystemExit` if nothing was started, or if a signal ended the sweep.
     """
     # the script of a worker that has found another way to a launcher than the usual ones
     call_in_worker(launcher.task_function, runs=True)
@@ -131,12 +130,9 @@ class HydraSweep:
     def begin(
         cls, launcher: LllaunchLauncher, overrides: Sequence[Sequence[str]], first: int
     ) -> HydraSweep:
-        """Look whether the sweep can run, and take its directory; nothing is started.
+        """Take the directory of a sweep that can run, or raise `LaunchError`; nothing is started.
 
         ``launcher``: Hydra's; all is given back when our app ends, or else when this is gone.
-
-        Raises:
-            LaunchError: it cannot run.
         """
         if threading.current_thread() is not threading.main_thread():
             raise NotInMainThread
@@ -200,9 +196,7 @@ class HydraSweep:
     def number(self, overrides: Sequence[Sequence[str]], first: int) -> Batch:
         """Give jobs their numbers; of a resumed sweep, those that they had.
 
-        Raises:
-            LaunchError: the jobs of a sweep that is resumed have changed, or its directory cannot
-                be written to.
+        Raises `LaunchError` if these have changed, or if the directory cannot be written to.
         """
         jobs, path = self._jobs, self._session.path
         labels = labels_of(overrides, id_of(path) if jobs.users_own else "")
@@ -214,8 +208,7 @@ class HydraSweep:
     def run(self, batch: Batch, overrides: Sequence[Sequence[str]]) -> FinishSweep:
         """Run jobs, and write and say what became of them, however that ended.
 
-        Raises:
-            LaunchError: the sweep itself failed, or could not be written down.
+        Raises `LaunchError` if the sweep itself failed, or could not be written down.
         """
         self._open = batch
         where = "Slurm" if self._jobs.for_cluster else str(self._jobs.machine)
@@ -568,12 +561,7 @@ class SweptJob(JobReturn):
 
     @property  # type: ignore[misc]
     def return_value(self) -> Any:
-        """What rank 0 returned.
-
-        Raises:
-            JobFailed: the job did not succeed.
-            OutputError: the value cannot be read.
-        """
+        """What rank 0 returned; `JobFailed` if it failed, `OutputError` if that is not readable."""
         if self._failure is not None:
             raise self._failure
         result = read_result(self._directory)

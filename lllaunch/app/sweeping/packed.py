@@ -48,11 +48,7 @@ _THREADS = "OMP_NUM_THREADS"
 
 
 def run_pack(task: Sequence[ArrayJob], batch: BatchJob, submission: Submission) -> int:
-    """Run jobs side by side on what the allocation has.
-
-    Raises:
-        LaunchError: they could not be run.
-    """
+    """Run jobs side by side on what the allocation has, or raise `LaunchError`."""
     # those that were over before the task was taken back are not run again
     left = [job for job in task if end_of(job.directory, account_of(job.directory)) is None]
     if left:

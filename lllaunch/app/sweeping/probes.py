@@ -133,11 +133,7 @@ def decides(loader: ConfigLoader, master: DictConfig | None = None) -> Callable[
 def probe(
     jobs: SweepJobs, overrides: Sequence[Sequence[str]], first: int, spawners: SpawnerPool
 ) -> None:
-    """Composes some jobs in a process of their own and looks whether they can run.
-
-    Raises:
-        SweepRefused: they cannot.
-    """
+    """Compose some jobs in a process of their own; `SweepRefused` if they cannot run."""
     labels, size = labels_of(overrides), jobs.machine.everything
     room = Need(len(size.gpus), len(size.cpus))
     matters = decides(jobs.context.config_loader, jobs.master)

@@ -149,12 +149,7 @@ class SlurmExecutor(Executor):
     # What the scheduler decides
 
     def compose(self, number: int) -> None:
-        """Compose all jobs, if that has not been done, so that what cannot run stops the sweep.
-
-        Raises:
-            SweepRefused: some cannot run; nothing was submitted.
-            LaunchError: they could not be submitted.
-        """
+        """Compose all jobs, if that has not been done, so that what cannot run stops the sweep."""
         if self._answers is None:
             numbers = self._batch.to_run()
             try:
@@ -201,12 +196,7 @@ class SlurmExecutor(Executor):
         return self._ask_at
 
     def look(self, ready: frozenset[int]) -> None:  # noqa: ARG002 - nothing of Slurm's is waited for
-        """Submit what is to be started, and ask what has become of the rest.
-
-        Raises:
-            ClusterSilent: the cluster has not answered for long.
-            LaunchError: another reason.
-        """
+        """Submit what is to be started, and ask what has become of the rest."""
         if self.sweep.clock() < self._ask_at:
             return
         if self._starts:

@@ -53,8 +53,7 @@ class Lazy(Sequence[T]):
 def grid(dimensions: Sequence[Sequence[str]]) -> Lazy[list[str]]:
     """Return all combinations of one choice from each dimension, in the order of Hydra's.
 
-    Raises:
-        OverflowError: there are more of them than Python counts.
+    Raises `OverflowError` if there are more of them than Python counts.
     """
     count = math.prod(map(len, dimensions))
     if count > sys.maxsize:
@@ -71,11 +70,7 @@ def grid(dimensions: Sequence[Sequence[str]]) -> Lazy[list[str]]:
 
 
 def sweep(sweeper: LllaunchSweeper, arguments: Sequence[str]) -> Any:
-    """Runs all jobs of a command line with lllaunch's launcher.
-
-    Raises:
-        SystemExit: not all jobs succeeded, or nothing was started.
-    """
+    """Run all jobs of a command line with lllaunch's launcher; `SystemExit` if one has failed."""
     config, context = sweeper.config, sweeper.hydra_context
     launcher: LllaunchLauncher = sweeper.launcher  # type: ignore[assignment]
     assert config is not None
@@ -102,11 +97,7 @@ def sweep(sweeper: LllaunchSweeper, arguments: Sequence[str]) -> Any:
 
 
 def grid_of(config: DictConfig, loader: ConfigLoader, arguments: Sequence[str]) -> Lazy[list[str]]:
-    """Returns the jobs of a sweep.
-
-    Raises:
-        ConfigError: an override gives no values.
-    """
+    """Return the jobs of a sweep, or raise `ConfigError` if an override gives no values."""
     # not `sweeper.params`, where Hydra has put values in the place of interpolations
     raw: Any = OmegaConf.to_container(config.hydra.sweeper, resolve=False)
     params = [f"{key}={value}" for key, value in (raw.get("params") or {}).items()]
