@@ -14,20 +14,18 @@ import contextlib
 import difflib
 import itertools
 import os
-import pickle
 import re
-import select
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
+from lllaunch.app.aside import in_fork
 from lllaunch.app.boundary import without_variables
 from lllaunch.app.compose import ComposeFailed, Composition, ConfigRequest, review_sweep
 from lllaunch.app.configs import DIRECTORY, PRIMARY
 from lllaunch.app.gate import expect_lock, lock_name, policy_of
-from lllaunch.app.sweeping.probes import answering_fork
 from lllaunch.checking.findings import REFUSED, WRONG, Checked, CheckedDiagnostic, Outcome, merged
 from lllaunch.checking.tree import (
     ConfigFile,
@@ -186,16 +184,6 @@ def _composed_changes(
 
 
 # Experiments
-
-
-def in_fork(work: Callable[[], T], seconds: float) -> T | None:
-    """Return what a function returns in a process of its own; None if it takes longer, or dies."""
-    with answering_fork(lambda _: work(), [None]) as answers:
-        if select.select([answers], [], [], seconds)[0]:
-            with contextlib.suppress(EOFError, pickle.UnpicklingError):
-                answer: T | None = pickle.load(answers)  # noqa: S301 - of our own fork
-                return answer
-    return None
 
 
 def compose_problem(

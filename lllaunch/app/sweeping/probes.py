@@ -13,26 +13,21 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import pickle
 import re
-import signal
-import traceback
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 from omegaconf import OmegaConf
 
+from lllaunch.app.aside import map_in_forks
 from lllaunch.app.configs import job_name
 from lllaunch.app.gate import asks_for_lock
 from lllaunch.app.sweeping.jobs import labels_of, name_of
 from lllaunch.config.plan import plan_hash
 from lllaunch.config.read import CLUSTER
 from lllaunch.errors import Diagnostic, ExitCode, LaunchError
-from lllaunch.linux.process import set_parent_death_signal
-from lllaunch.spawner import forks
-from lllaunch.spawner.forks import flush_streams, fork
 from lllaunch.sweep.pool import Need, never_fits
 from lllaunch.sweep.protocol import Answer, Prepared
 from lllaunch.sweep.schedule import JobBroken
@@ -201,75 +196,3 @@ def compared(
                 yield answer.payload
 
     return compose
-
-
-# In processes of their own, so that what they set and import is gone with them
-
-A = TypeVar("A")
-T = TypeVar("T")
-
-
-class ComposerKilled(LaunchError):
-    """A process that composes jobs ended without an answer."""
-
-    def __str__(self) -> str:
-        return "jobs were composed, and the process that did so was killed or failed"
-
-
-def map_in_forks(
-    function: Callable[[A], T], items: Sequence[A], processes: int
-) -> Generator[T, None, None]:
-    """Call a function with each of some items, in several forks of this process.
-
-    Close what this returns: in a finalizer an exception of a signal's handler would be lost.
-
-    ``function``: what it returns can be pickled. Raises `ComposerKilled` if it has raised
-    something, which standard error shows, or if its process was killed.
-    """
-    with contextlib.ExitStack() as stack:
-        pipes = [
-            stack.enter_context(answering_fork(function, items[place::processes]))
-            for place in range(min(processes, len(items)))
-        ]
-        for place in range(len(items)):
-            try:
-                answer = pickle.load(pipes[place % processes])  # noqa: S301 - of our own fork
-            except (EOFError, pickle.UnpicklingError):
-                raise ComposerKilled from None
-            yield answer
-
-
-@contextlib.contextmanager
-def answering_fork(function: Callable[[A], object], items: Sequence[A]) -> Iterator[IO[bytes]]:
-    """The pipe that a fork writes what the function returns to; it is gone afterwards."""
-    flush_streams()
-    read, write = os.pipe2(os.O_CLOEXEC)
-    parent, ignored = os.getpid(), forks.ignored_at_start()
-    pid = fork()
-    if pid == 0:
-        # never returns into the code that was forked
-        try:
-            os.close(read)
-            # Ctrl-C is for the launcher, which ends the fork then, or takes it along
-            forks.leave_terminal(parent)
-            set_parent_death_signal(signal.SIGKILL)
-            if os.getppid() == parent:
-                forks.reset(ignored, python=True)  # lifts the mask, too
-                answers = os.fdopen(write, "wb")
-                for item in items:
-                    pickle.dump(function(item), answers)
-                    answers.flush()
-        except BaseException:  # noqa: BLE001 - see above
-            traceback.print_exc()
-            flush_streams()
-        finally:
-            # closes the pipe, when all is said on standard error, too
-            os._exit(1)
-    os.close(write)
-    with os.fdopen(read, "rb") as file:
-        try:
-            yield file
-        finally:
-            # one that has answered all is ending; the others are not wanted any more
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)

@@ -21,10 +21,11 @@ from msgspec import structs
 from omegaconf import DictConfig, OmegaConf
 
 import lllaunch.sweep.schedule as v
+from lllaunch.app.aside import map_in_forks
 from lllaunch.app.planning import without_hydra
 from lllaunch.app.submitting import ask, command_of, follows, make_ready
 from lllaunch.app.sweeping.jobs import name_of
-from lllaunch.app.sweeping.probes import SweepRefused, map_in_forks
+from lllaunch.app.sweeping.probes import SweepRefused
 from lllaunch.cluster import slurm
 from lllaunch.errors import ExitCode, LaunchError, for_signal
 from lllaunch.linux.process import wait
