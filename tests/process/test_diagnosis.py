@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from support.diagnosis import CASES, Case, can_mount, memory_cgroup, run_of
+
+from benchmarks.unlisted import SCRIPT, UNLISTED, WATCHED
 
 MARKS = {
     1: pytest.mark.smoke,
@@ -33,3 +36,17 @@ def test_the_console_names_cause_rank_and_place(case: Case, tmp_path: Path) -> N
     if case.number == 21:
         assert "Root cause" not in said
         assert "ended by" in said.splitlines()[-1]
+
+
+# The launcher's and the worker's own part in these; what is made of it is tested without processes.
+@pytest.mark.parametrize("name", ["timeout", "descriptors", "loader_segfault", "cpu_limit"])
+def test_what_a_worker_and_its_peers_leave_is_enough(name: str, tmp_path: Path) -> None:
+    (failure,) = [each for each in UNLISTED if each.name == name]
+    shutil.copy(SCRIPT, tmp_path)
+    node = {**WATCHED, "args": [name]}
+    said = run_of(Case(0, failure.title, SCRIPT.name, failure.cause, node=node), tmp_path).said
+    assert re.search(failure.cause, said), said
+    assert f"Root cause: rank {failure.rank} (attempt 0)" in said
+    # torch's own handler leaves no stack of a DataLoader worker
+    if failure.place and name != "loader_segfault":
+        assert re.search(rf"failures\.py(:|\", line ){failure.line}\b", said)
