@@ -35,6 +35,7 @@ from lllaunch.config.kinds import Kind, Node
 from lllaunch.config.tree import Tree, conceal, has_secrets, reveal
 from lllaunch.config.values import Nvml, format_duration, parse_duration
 from lllaunch.errors import Unfit
+from lllaunch.launch_settings import Launch
 from lllaunch.spec import RDZV_BACKENDS, Detected, Discreet, Entrypoint, Nodes, Path, RdzvBackend
 
 AUTO: Final = "auto"
@@ -52,7 +53,6 @@ SYNONYMS = {
 PORTS: Mapping[RdzvBackend, int] = {"static": 29500, "c10d": 29400, "etcd-v2": 2379}
 """Of an endpoint without one: torch's own, and for ``static`` that of torchrun's --master-port."""
 
-_DEFAULTS = Nodes(1, 2, None, "c10d", "", 0)
 _COUNT = "a number of nodes (1, 2, ... or auto, or '1:4' for 1 to 4 of them)"
 _INTERFACE = re.compile(r"[^\s/:]{1,15}")
 _ENDPOINT = "an endpoint (host:port)"
@@ -112,7 +112,7 @@ _Said = Mapping[str, Any]
 
 def _nodes(counts: tuple[int, int], rank: int | None, said: _Said) -> Nodes:
     """Return the nodes of a run; without an endpoint they have no host."""
-    backend = said.get("backend", _DEFAULTS.backend)
+    backend = said.get("backend", RDZV_DEFAULTS["backend"])
     host, port = said.get("endpoint", ("", None))
     return Nodes(
         *counts,
@@ -275,43 +275,30 @@ def _read_interface(value: object) -> str:
 
 RDZV: Mapping[str, Kind] = {
     "backend": Kind(partial(read_choice, choices=RDZV_BACKENDS)),
-    "endpoint": Kind(parse_endpoint),
+    "endpoint": Kind(parse_endpoint, lambda where: format_endpoint(*where)),
     "id": Kind(read_word),
-    "conf": Kind(lambda value: _split(parse_conf(value))),
+    "conf": Kind(lambda value: _split(parse_conf(value)), dict),
     "interface": Kind(_read_interface),
-    "timeout": Kind(_read_time),
-    "join_timeout": Kind(_read_time),
+    "timeout": Kind(_read_time, format_duration),
+    "join_timeout": Kind(_read_time, format_duration),
 }
 
 
-def written_rdzv(nodes: Nodes) -> dict[str, Any]:
-    """All settings of the rendezvous of some nodes, in their order, as a config would say them."""
-    return {
-        "backend": nodes.backend,
-        "endpoint": format_endpoint(nodes.host, nodes.port) if nodes.host else None,
-        "id": nodes.rdzv_id or None,
-        "conf": dict(nodes.conf),
-        "interface": nodes.interface,
-        "timeout": format_duration(nodes.timeout),
-        "join_timeout": format_duration(nodes.join_timeout),
-    }
-
-
-RDZV_DEFAULTS: Mapping[str, Any] = written_rdzv(_DEFAULTS)
+RDZV_DEFAULTS: Mapping[str, Any] = {name: Launch.rdzv.default[name] for name in RDZV}
 """What a plan has where nothing is said."""
 
 
 def _sources(settings: Settings, said: _Said, rank: int | None, *, auto: bool) -> dict[Path, Any]:
     """Return what stands in a plan: what the config says, whatever it comes to on a machine."""
-    written = written_rdzv(_nodes((1, 2), None, said))
     tree = _tree(settings)
     items = tree if isinstance(tree, dict) else {}
-    if auto:
-        # null is what the environment may say: no default, which is what the config says
-        written |= dict.fromkeys(name for name in RDZV if name not in said)
-        if "endpoint" in said:
-            # its port may depend on the backend
-            written["endpoint"] = format_endpoint(*said["endpoint"])
+    if "endpoint" in said and not auto:
+        host, port = said["endpoint"]
+        default = PORTS[said.get("backend", RDZV_DEFAULTS["backend"])]
+        said = {**said, "endpoint": (host, default if port is None else port)}
+    # null is what the environment may say: no default, which is what the config says
+    written = dict.fromkeys(RDZV) if auto else dict(RDZV_DEFAULTS)
+    written |= {name: RDZV[name].write(value) for name, value in said.items()}
     if has_secrets(items.get("conf")):
         # where these may stand as well
         written |= dict.fromkeys(name for name in _TIMES if reveal(items.get(name)) is None)

@@ -17,7 +17,7 @@ from lllaunch.config.cluster import CLUSTER_DEFAULTS, CLUSTER_KEYS, written_clus
 from lllaunch.config.command import PREFLIGHT
 from lllaunch.config.document import parse, read_text
 from lllaunch.config.kinds import KINDS, with_spin
-from lllaunch.config.nodes import NO_ID, RDZV_DEFAULTS, written_rdzv
+from lllaunch.config.nodes import NO_ID, RDZV_DEFAULTS
 from lllaunch.config.tree import conceal
 from lllaunch.config.values import write_mask
 from lllaunch.difference import Change, differences, text_lines
@@ -298,7 +298,7 @@ def plan_node(spec: LaunchSpec) -> dict[str, Any]:
         "args": _sorted(spec.kwargs) if spec.kwargs else list(spec.args) or None,
         "nnodes": 1 if nodes is None else format_nnodes(nodes.min_nodes, nodes.max_nodes),
         "node_rank": None if nodes is None else nodes.node_rank,
-        "rdzv": RDZV_DEFAULTS if nodes is None else written_rdzv(nodes),
+        "rdzv": RDZV_DEFAULTS,
         "preload": list(spec.preload),
         "env_per_rank": {rank_key(ranks): env for ranks, env in spec.env_per_rank.items()},
         "redirects": write_mask(spec.redirects),
