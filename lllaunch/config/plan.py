@@ -24,7 +24,7 @@ from lllaunch.difference import Change, differences, text_lines
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
 from lllaunch.launch_settings import ABSENT, PLANNED, SETTINGS
 from lllaunch.spec import LaunchSpec, rank_key
-from lllaunch.sweep.fingerprint import identity
+from lllaunch.sweep.fingerprint import aliases, identity
 
 _FLOAT = re.compile(r"[-+]?(?:\d[\d_]*\.?[\d_]*|\.[\d_]+)(?:[eE][-+]?\d+)?$")
 
@@ -116,10 +116,6 @@ def hash_of(plan: Mapping[str, Any]) -> str:
     return identity(essential(plan))
 
 
-# not the end of a longer path, as in https://host/app and ${oc.env:HOME}/app
-_BEFORE = r"(?:(?<![\w.~/)}\]*?\\-])|(?<=://))"
-
-
 class PathAliases(NamedTuple):
     """What stands in a plan for directories that differ from place to place."""
 
@@ -152,18 +148,8 @@ def portable_plan(spec: LaunchSpec, places: PathAliases = MARKS) -> dict[str, An
     known |= {each.value for each in spec.detected if each.setting == "rdzv.id"}
     if launch["run_id"] in known:
         launch.pop("run_id")
-    # One may be within the other, so the longer goes first: the run's is within the user's usually,
-    # and the user's, where the run has a snapshot of the code, within the run's.
-    named = sorted(
-        ((spec.output_dir, places.output_dir), (spec.runtime_cwd, places.cwd)),
-        key=lambda place: -len(place[0]),
-    )
-    patterns = [
-        (re.compile(_BEFORE + rf"(\\*){re.escape(path)}(?![\w.-])"), name)
-        for path, name in named
-        if path.strip("/")
-    ]
-    portable: dict[str, Any] = _elsewhere(plan, patterns)
+    named = (spec.runtime_cwd, places.cwd), (spec.output_dir, places.output_dir)
+    portable: dict[str, Any] = _elsewhere(plan, aliases(named))
     return portable
 
 
@@ -340,20 +326,12 @@ def default_run_id(output_dir: str) -> str:
     return re.sub(r"[^\w.-]", "_", "-".join(parts)) or "run"
 
 
-def _elsewhere(value: Any, places: list[tuple[re.Pattern[str], str]]) -> Any:
+def _elsewhere(value: Any, alias: Callable[[str], str]) -> Any:
     if isinstance(value, dict):
-        return {key: _elsewhere(item, places) for key, item in value.items()}
+        return {key: _elsewhere(item, alias) for key, item in value.items()}
     if isinstance(value, list):
-        return [_elsewhere(item, places) for item in value]
-    if isinstance(value, str):
-        for pattern, name in places:
-            value = pattern.sub(functools.partial(_named, name), value)
-    return value
-
-
-def _named(name: str, found: re.Match[str]) -> str:
-    # a backslash before an interpolation would make plain text of it
-    return found[1] * (2 if name.startswith("$") else 1) + name
+        return [_elsewhere(item, alias) for item in value]
+    return alias(value) if isinstance(value, str) else value
 
 
 def dump_yaml(plan: Mapping[str, Any]) -> str:

@@ -47,7 +47,7 @@ def job_config(
     Raises:
         TypeError: something in it is not plain data; names its key.
     """
-    known = _aliases(places)
+    known = aliases(places)
     launch = {key: value for key, value in plan.items() if key not in NEUTRAL}
     rest = {key: value for key, value in config.items() if key not in _OTHERS}
     canonical: dict[str, Any] = _canonical({**rest, "launch": launch}, known, "")
@@ -79,16 +79,25 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def _aliases(places: Iterable[tuple[str, str]]) -> Callable[[str], str]:
-    """Return what replaces directories in a text, the longest first."""
+# whole directories only: not /a/bc for /a/b, nor the end of a longer path, as in /x/a/b,
+# https://host/a/b and ${oc.env:HOME}/a/b
+_BEFORE = r"(?:(?<![\w.~/)}\]*?\\-])|(?<=://))"
+
+
+def aliases(places: Iterable[tuple[str, str]]) -> Callable[[str], str]:
+    """Return what replaces directories in a text by other names, the longest first."""
     named = {path.rstrip("/"): name for path, name in places}
     named.pop("", None)  # everything is within the root
     if not named:
         return str
     paths = "|".join(re.escape(path) for path in sorted(named, key=len, reverse=True))
-    # whole directories only, neither /a/bc nor /x/a/b for /a/b
-    pattern = re.compile(rf"(?<![\w.-])(?:{paths})(?![\w.-])")
-    return lambda text: pattern.sub(lambda found: named[found[0]], text)
+    pattern = re.compile(rf"{_BEFORE}(\\*)({paths})(?![\w.-])")
+
+    def name(found: re.Match[str]) -> str:
+        # a backslash before an interpolation would make plain text of it
+        return found[1] * (2 if named[found[2]].startswith("$") else 1) + named[found[2]]
+
+    return lambda text: pattern.sub(name, text)
 
 
 def _canonical(value: Any, places: Callable[[str], str], where: str) -> Any:
