@@ -158,6 +158,8 @@ class Reader:
         }
 
     def _read(self, node: DictConfig, raw: Any, at: _At) -> Tree:
+        if raw is None:
+            return None  # most are, and need no resolver
         try:
             with watching(*self._watched) as self._reads, counting(self._count):
                 return self._item(node, at.name, raw, at)
