@@ -28,9 +28,11 @@ from omegaconf.errors import OmegaConfBaseException
 from lllaunch.app.boundary import expect_readable
 from lllaunch.app.configs import PACKAGED, experiment_name, job_name, words_of
 from lllaunch.app.planning import locating
+from lllaunch.config.fields import Findings
+from lllaunch.config.read import Reader
 from lllaunch.config.schema import PRESET_KEYS, PRESET_NAMES
-from lllaunch.config.secrets import EXPOSED, exposed, literals, not_secret, problems_with
-from lllaunch.config.tree import shown_path, value_at
+from lllaunch.config.secrets import EXPOSED, exposed, not_secret, problems_with
+from lllaunch.config.tree import shown_path
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.hydra_compat import BoundedRepository, WatchedLoader
 from lllaunch.omegaconf_compat import own_node, raw_value
@@ -312,16 +314,12 @@ class GuardedLoader(WatchedLoader):
                 for name in job.env_copy:
                     job.env_set[name] = f"${{oc.env:{name}}}"
         if self._looks:
-            root: Any = OmegaConf.to_container(config, resolve=False)
-            own, allowed = {name: root[name] for name in root if name != "hydra"}, not_secret(root)
             with locating(self, config):
-                found = [*literals(own, allowed=allowed)]
                 # of Hydra's own, what somebody sets
-                for key in ("hydra.job.env_set", "hydra.launcher"):
-                    found += literals(value_at(root, key.split(".")), key, allowed=allowed)
-                _refuse_literals(found)
+                known = Reader(config, Findings(), "hydra.job.env_set", "hydra.launcher")
+                _refuse_literals(known.secrets)
                 self._judge(config)
-            for key in exposed(own, allowed=allowed):
+            for key in exposed(known.root, allowed=not_secret(known.root)):
                 print(f"lllaunch: warning: {key}: {EXPOSED}", file=sys.stderr)
         return config
 

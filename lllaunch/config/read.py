@@ -94,8 +94,8 @@ class Reader:
     """Reads nodes of one config, whose own text it looks at once.
 
     Values that hold a secret of the config are withheld, too. Below the keys in ``unset`` a
-    variable that is not set is no problem: its text is withheld all the same. ``outer`` is the
-    dotted key of a part of Hydra's node whose secrets count as well.
+    variable that is not set is no problem: its text is withheld all the same. ``parts`` are dotted
+    keys of parts of Hydra's node whose secrets count as well.
 
     Raises:
         ConfigError: the config is nested too deeply.
@@ -104,7 +104,7 @@ class Reader:
     _watched: tuple[str, ...] = ("oc.env",)
 
     def __init__(
-        self, cfg: DictConfig, findings: Findings, outer: str = "", unset: Sequence[str] = ()
+        self, cfg: DictConfig, findings: Findings, *parts: str, unset: Sequence[str] = ()
     ) -> None:
         self.cfg = cfg
         self.unset = tuple(unset)
@@ -116,8 +116,9 @@ class Reader:
             }
             allowed = not_secret(self.root)
             found = list(literals(self.root, allowed=allowed))
-            if outer:
-                found += literals(_raw(OmegaConf.select(cfg, outer)), outer, allowed=allowed)
+            for part in filter(None, parts):
+                node = OmegaConf.select(cfg, part, throw_on_resolution_failure=False)
+                found += literals(_raw(node), part, allowed=allowed)
         except RecursionError:
             problem = Diagnostic("too-large", "", "the config", "is nested too deeply to be read")
             raise ConfigError((problem,)) from None

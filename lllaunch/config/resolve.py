@@ -446,7 +446,7 @@ def resolve(cfg: DictConfig, around: HostContext) -> LaunchSpec:
     here = around.here and (around.submitted or not asked)
     # where nothing is to run, secrets need not be there
     unset = [] if here else [f"{node}.{name}" for node in (key, outer) if node for name in _TEXTS]
-    reader = Reader(cfg, findings, outer, unset)
+    reader = Reader(cfg, findings, outer, unset=unset)
     settings = _read_layers(reader, findings, key, outer)
     cluster: ClusterNode | None = None
     if asked:
