@@ -227,8 +227,7 @@ def peak_rows(measured: Sequence[Series], *, attempts: int) -> list[Row]:
         if not found:
             continue
         most, of = max(found, key=lambda pair: pair[0])
-        where = f"{'GPU' if name.startswith('gpu_') else 'rank'} {of.of}"
-        where += f" in attempt {of.attempt}" if attempts > 1 else ""
+        where = f"{of.of} in attempt {of.attempt}" if attempts > 1 else of.of
         mean = shown(sum(value for value, _ in found) / len(found))
         more = f"{mean} on average" if name == "gpu_use" else ""
         table.append((title, shown(most), where, more))

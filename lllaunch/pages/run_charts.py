@@ -208,9 +208,8 @@ def _panel(
     kind: _Kind, id_: str, given: Sequence[Series], timeline: RunTimeline, blamed: Sequence[int]
 ) -> Markup:
     by_name: dict[str, list[Series]] = {}
-    what = "GPU" if kind.name.startswith("gpu_") else "rank"
     for series in given:
-        by_name.setdefault(f"{what} {series.of}", []).append(series)
+        by_name.setdefault(series.of, []).append(series)
     lines = {name: _line(each, timeline.start_ns) for name, each in by_name.items()}
     seconds = (timeline.end_ns - timeline.start_ns) / _SECOND
     guilty = {f"rank {rank}" for rank in blamed}

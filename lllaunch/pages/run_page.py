@@ -176,7 +176,7 @@ def _workers(run: RunView) -> html.PageTable:
     """
     timeline = run.timeline
     told = {
-        (attempt.number, str(worker.rank)): worker
+        (attempt.number, worker.rank): worker
         for attempt in run.attempts
         for worker in attempt.workers
     }
@@ -191,9 +191,9 @@ def _workers(run: RunView) -> html.PageTable:
         return (ran[-1].end_ns - ran[0].start_ns) / _SECOND if ran else None
 
     def seen(lane: Lane, name: str) -> float | None:
-        worker = told.get((lane.attempt, str(lane.rank)))
+        worker = told.get((lane.attempt, lane.rank))
         if worker is None:
-            return last.get((name, lane.attempt, str(lane.rank)))
+            return last.get((name, lane.attempt, f"rank {lane.rank}"))
         return {
             "rss": worker.max_rss or None,
             "cpu_seconds": None if worker.started_ns is None else worker.cpu_seconds,

@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 class Series:
     """Something that was measured every few seconds."""
 
-    # ``cpu`` (cores), ``rss``, ``read``, ``written``, ``output``, ``step``, ``gpu_use``,
-    # ``gpu_memory`` or ``gpu_power``; or of a metric, what the worker calls it
+    # ``cpu`` (cores), ``rss`` and ``output`` (bytes), ``read`` and ``written`` (bytes per second),
+    # ``step``, ``gpu_use`` (share), ``gpu_memory`` (bytes) or ``gpu_power`` (watts); or of a
+    # metric, what the worker calls it
     name: str
-    unit: str
-    of: str  # number of the rank, or name of the GPU; of several nodes, with the node's before it
+    of: str  # ``rank 3``, or ``GPU 0``; of several nodes, with the node's name before that of a GPU
     attempt: int
     # when (nanoseconds since the epoch) and how much, in order; all finite
     points: tuple[tuple[int, float], ...]
@@ -335,48 +335,38 @@ def _apart(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
 
 # Curves
 
-_UNITS = {
-    "cpu": "cores",
-    "rss": "bytes",
-    "read": "bytes/s",
-    "written": "bytes/s",
-    "output": "bytes",
-    "step": "steps",
-}
-_OF_GPU = {"use": "share", "memory": "bytes", "power": "watts"}
+_OF_RANK = ("cpu", "rss", "read", "written", "output", "step")
+_OF_GPU = ("use", "memory", "power")
 _LONGEST_NAME = 60
 
 
 def _series(records: Sequence[NodeRecords]) -> Iterator[Series]:
     """Yield what the samples of all nodes tell, in order."""
-    several = len(records) > 1
-    points: dict[tuple[int, int, int, str, bool, str, int], list[tuple[int, float]]] = {}
+    points: dict[tuple[int, bool, int, str, bool, str, int], list[tuple[int, float]]] = {}
     for place, (node, samples) in enumerate(records):
         for sample in samples:
-            if sample.time > 0:
-                at = round(sample.time * 1e9) - node.ahead_ns
-                for what, value in _values(sample):
+            at = round(sample.time * 1e9) - node.ahead_ns
+            for what, told in _values(sample) if sample.time > 0 else ():
+                if (value := finite(told)) is not None:
                     points.setdefault((sample.attempt, *what, place), []).append((at, value))
     for key, found in sorted(points.items(), key=lambda item: item[0]):
-        number, of_gpu, _, of, metric, name, place = key
-        unit = "" if metric else _OF_GPU[name] if of_gpu else _UNITS[name]
-        where = records[place][0].name if several else ""
-        of = _line(f"{where}/{of}" if of_gpu and where else of)
+        number, of_gpu, rank, gpu, metric, name, place = key
+        where = records[place][0].name if len(records) > 1 else ""
+        of = _line(f"GPU {where}/{gpu}" if where else f"GPU {gpu}") if of_gpu else f"rank {rank}"
         shown = f"gpu_{name}" if of_gpu else printable(name, _LONGEST_NAME)
         # clocks may be set meanwhile
-        yield Series(shown, unit, of, number, tuple(sorted(found)), metric, where)
+        yield Series(shown, of, number, tuple(sorted(found)), metric, where)
 
 
-def _values(sample: RunSample) -> Iterator[tuple[tuple[int, int, str, bool, str], float]]:
-    """Yield the finite numbers of a sample, each with what it is of: such that they sort."""
+def _values(
+    sample: RunSample,
+) -> Iterator[tuple[tuple[bool, int, str, bool, str], float | None]]:
+    """Yield the numbers of a sample, each with what it is of: such that they sort."""
     for rank, worker in sample.by_rank.items():
-        for name in _UNITS:
-            if (value := finite(getattr(worker, name))) is not None:
-                yield (0, rank, str(rank), False, name), value
+        for name in _OF_RANK:
+            yield (False, rank, "", False, name), getattr(worker, name)
         for name, metric in worker.metrics.items():
-            if (value := finite(metric)) is not None:
-                yield (0, rank, str(rank), True, name), value
+            yield (False, rank, "", True, name), metric
     for gpu, use in sample.gpus.items():
         for name in _OF_GPU:
-            if (value := finite(getattr(use, name))) is not None:
-                yield (1, 0, gpu, False, name), value
+            yield (True, 0, gpu, False, name), getattr(use, name)

@@ -123,11 +123,10 @@ def run_events(run: RunTimeline) -> list[TraceEvent]:
         key = series.attempt, series.node
         if key not in of_attempt:
             of_attempt[key] = tracks.named(f"attempt {series.attempt}")
-        pid, of_gpu = of_attempt[key], series.name in _GPU and not series.metric
         name, divisor = (f"metric {series.name}", 1.0) if series.metric else _SHOWN[series.name]
-        of = f"GPU {series.of}" if of_gpu else f"rank {series.of}"
+        where = of_attempt[key], of_attempt[key]
         for at, value in series.points:
-            tracks.add("C", (pid, pid), at, name, args={of: round(value / divisor, 4)})
+            tracks.add("C", where, at, name, args={series.of: round(value / divisor, 4)})
     return tracks.events()
 
 
@@ -182,9 +181,6 @@ _SHOWN: dict[str, tuple[str, float]] = {
     "gpu_memory": ("GPU memory (MiB)", 1 << 20),
     "gpu_power": ("GPU power (W)", 1),
 }
-
-
-_GPU = frozenset({"gpu_use", "gpu_memory", "gpu_power"})
 
 
 # A sweep

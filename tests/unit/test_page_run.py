@@ -350,7 +350,7 @@ def records(ranks: int) -> Any:
 def test_of_many_curves_there_are_a_band_and_who_is_to_blame() -> None:
     timeline = timeline_of([records(3)], None)
     many = tuple(
-        Series("cpu", "cores", str(rank), 0, tuple((T0 + at * SECOND, rank) for at in range(5)))
+        Series("cpu", f"rank {rank}", 0, tuple((T0 + at * SECOND, rank) for at in range(5)))
         for rank in range(30)
     )
     drawn = curves_of(replace(timeline, series=many), blamed=[7]).panels[0]

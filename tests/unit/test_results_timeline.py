@@ -184,7 +184,7 @@ def test_nodes_have_ranks_of_all_and_the_clock_of_the_first() -> None:
         assert spans(attempt) == [("rendezvous", 1.0, 4.0)]
         assert spans(attempt.lanes[0]) == [("spawn", 4.0, 5.0), ("run", 5.0, 9.0)]
     [series] = timeline.series
-    assert (series.of, series.node) == ("1", "node 1")
+    assert (series.of, series.node) == ("rank 1", "node 1")
     assert round((series.points[0][0] - START) / 1e9, 3) == 6.0
 
 
@@ -196,14 +196,14 @@ def test_samples_become_curves_of_what_is_finite() -> None:
     ]
     timeline = timeline_of([node_records("", BEGUN, samples)], None)
     assert [
-        (each.name, each.unit, each.of, each.metric, [value for _, value in each.points])
+        (each.name, each.of, each.metric, [value for _, value in each.points])
         for each in timeline.series
     ] == [
-        ("cpu", "cores", "1", False, [0.5, 1.0]),
-        ("rss", "bytes", "1", False, [7.0]),
-        ("step", "steps", "1", False, [3.0]),
-        ("cpu", "", "1", True, [0.25]),
-        ("gpu_use", "share", "0", False, [0.5]),
+        ("cpu", "rank 1", False, [0.5, 1.0]),
+        ("rss", "rank 1", False, [7.0]),
+        ("step", "rank 1", False, [3.0]),
+        ("cpu", "rank 1", True, [0.25]),
+        ("gpu_use", "GPU 0", False, [0.5]),
     ]
     assert timeline.end_ns == START + 6_000_000_000
 
