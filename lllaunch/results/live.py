@@ -310,7 +310,7 @@ class LiveReader:
 
     def __init__(self) -> None:
         self._queue = BatchQueue(good_for=_QUEUE_PAUSE)
-        self._contents: dict[str, tuple[int, tuple[frozenset[str], list[str]]]] = {}
+        self._contents: dict[str, tuple[int | None, tuple[frozenset[str], list[str]]]] = {}
         self._over: dict[str, tuple[int, ListEntry | None]] = {}
         self._runs: dict[str, _LiveRun] = {}
         self._sweeps: dict[str, _KnownSweep] = {}
@@ -380,22 +380,17 @@ class LiveReader:
 
     def _contents_of(self, path: str) -> tuple[frozenset[str], list[str]]:
         """Return what is in a directory, as long as its time stays the same from memory."""
-        changed = changed_ns(path)
+        settled = _settled_ns(path)
         known = self._contents.get(path)
-        if known is not None and known[0] == changed:
-            return known[1]
-        contents = contents_of(path)
-        if changed is not None and time.time_ns() - changed > _SETTLED * 1e9:
-            self._contents[path] = changed, contents
-        else:
-            self._contents.pop(path, None)
-        return contents
+        if known is None or known[0] is None or known[0] != settled:
+            known = self._contents[path] = settled, contents_of(path)
+        return known[1]
 
     def _row(self, found: FoundDirectory, now_ns: int) -> ListEntry | None:
         """Return what is to be known of a run or a sweep in a list; None if it is long over."""
-        changed = changed_ns(found.path)
+        settled = _settled_ns(found.path)
         known = self._over.get(found.path)
-        if known is not None and known[0] == changed:
+        if known is not None and known[0] == settled:
             return known[1]
         row = None
         if not self._is_long_over(found, now_ns):
@@ -406,8 +401,8 @@ class LiveReader:
                 if row.state == "running":
                     row = with_now(row, self._run_now(found.path, found.names))
         over = row is None or (not row.is_live and row.state != "unknown")
-        if over and changed is not None and now_ns - changed > _SETTLED * 1e9:
-            self._over[found.path] = changed, row
+        if over and settled is not None:
+            self._over[found.path] = settled, row
             self._runs.pop(found.path, None)
             self._sweeps.pop(found.path, None)
         return row
@@ -476,6 +471,13 @@ class LiveReader:
         if row.started_ns is not None:
             row = replace(row, seconds=max(0, time.time_ns() - row.started_ns) / 1e9)
         return row if lease is None else replace(row, gpus=lease.gpus or row.gpus, cpus=lease.cpus)
+
+
+def _settled_ns(path: str) -> int | None:
+    """Return when a directory changed; None if that was a moment ago, or it is gone."""
+    changed = changed_ns(path)
+    old = changed is not None and time.time_ns() - changed > _SETTLED * 1e9
+    return changed if old else None
 
 
 def _without(job: ListEntry, common: Collection[str]) -> ListEntry:

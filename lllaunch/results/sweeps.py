@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 from msgspec import structs
 
@@ -62,6 +62,7 @@ from lllaunch.sweep.pool import Lease
 from lllaunch.words import MEANINGS
 
 if TYPE_CHECKING:
+    from lllaunch.results.history import TimeSpan
     from lllaunch.run.submission import Submission
     from lllaunch.sweep.journal import JournalEntry
 
@@ -449,14 +450,7 @@ def _held(each: JobTry) -> tuple[SlotKind, Sequence[str]]:
     return "job", ("",)
 
 
-class _Lasting(Protocol):
-    @property
-    def start_ns(self) -> int: ...
-    @property
-    def end_ns(self) -> int: ...
-
-
-T = TypeVar("T", bound=_Lasting)
+T = TypeVar("T", "JobTry", "TimeSpan")
 
 
 def place(lines: list[list[T]], each: T) -> None:

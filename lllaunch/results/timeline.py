@@ -310,11 +310,7 @@ def _spans_of(worker: Lane, attempt: AttemptTimeline, end_ns: int) -> tuple[Time
             last = until if hang.ends else min(max(started, hang.end_ns), until)
             if begun < last:
                 hangs.append(TimeSpan("hang", begun, last, hang.text))
-    return (*spans, *_apart(sorted(hangs, key=_start_of)), *grace)
-
-
-def _start_of(span: TimeSpan) -> tuple[int, int]:
-    return span.start_ns, span.end_ns
+    return (*spans, *_apart(sorted(hangs, key=lambda span: (span.start_ns, span.end_ns))), *grace)
 
 
 def _apart(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
