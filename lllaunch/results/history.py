@@ -221,22 +221,22 @@ class NodeHistory:
         # when that run began; 0 if its beginning is lost
         self.began_ns = self.first_ns = self.last_ns = 0
         self.finished = ""  # how it ended here, an empty string if it did not
-        self._pause: int | None = None
-        self._pause_text = ""
-        self._preflight: int | None = None
+        # when a pause or a preflight of the current attempt began that goes on, and its text
+        self._open: dict[SpanKind, tuple[int, str]] = {}
 
     def take(self, event: EventLine) -> None:
         """See what follows from a line."""
         if not event.time_ns or not 0 < event.time_ns < _LATEST_NS:
             return
-        at = event.time_ns - self.ahead_ns
+        at, handle = event.time_ns - self.ahead_ns, _HANDLED.get(event.type)
         if event.type == "Begin":
             # what is before it is of an earlier run, or an earlier batch job of this one
             self._begin()
             self.began_ns = at
+        elif handle is None:
+            return
         self.first_ns = min(at, self.first_ns or at)
         self.last_ns = max(at, self.last_ns)
-        handle = _HANDLED.get(event.type)
         if handle is not None:
             handle(self, event, at)
 
@@ -244,11 +244,8 @@ class NodeHistory:
         """Yield its attempts as they are by a moment; of a run that goes on, or is over."""
         for each in self.attempts.values():
             found = replace(each, spans=[*each.spans])
-            if each is self.current:
-                if self._pause is not None:
-                    found.span("pause", self._pause, end_ns, self._pause_text)
-                if self._preflight is not None:
-                    found.span("preflight", self._preflight, end_ns)
+            for kind, (begun, text) in self._open.items() if each is self.current else ():
+                found.span(kind, begun, end_ns, text)
             goes_on = live and each is self.current
             found.state = each.state or ("running" if goes_on else "lost")
             if each.end_ns is None and (self.finished or not goes_on):
@@ -288,15 +285,13 @@ class NodeHistory:
             self.attempts = {each.number: each for each in self.attempts.values()}
 
     def _on_start_workers(self, event: EventLine, at: int) -> None:
-        self._on_pause_over(event, at)
-        self._end_preflight(at)
+        self._close("pause", at)
+        self._close("preflight", at)
         before = self.current
         if before is not None and not before.end_ns:
             before.end_ns = at
-        if event.attempt is not None:
-            attempt = self._begin_attempt(event.attempt, at)
-        else:
-            attempt = self._attempt_of(event, at)
+        number = event.attempt
+        attempt = self._attempt_of(event, at) if number is None else self._begin_attempt(number, at)
         attempt.start_ns = attempt.spawn_ns = at
         if event.reason:
             why = BEGAN.get(event.reason, self.line(event.reason))
@@ -328,7 +323,7 @@ class NodeHistory:
         attempt.end_ns = at
 
     def _on_start_after_preflight(self, event: EventLine, at: int) -> None:
-        self._end_preflight(at)
+        self._close("preflight", at)
         self._attempt_of(event, at).spawn_ns = at
 
     def _worker(self, event: EventLine, at: int) -> None:
@@ -336,13 +331,13 @@ class NodeHistory:
         attempt, kind = self._attempt_of(event, at), event.type
         if event.local_rank == _PREFLIGHT:
             if kind == "Started":
-                self._preflight = at
+                self._open["preflight"] = at, ""
             elif kind == "StartFailed":
-                self._preflight = attempt.spawn_ns if self._preflight is None else self._preflight
-                self._end_preflight(at, "the preflight could not be started")
+                self._open.setdefault("preflight", (attempt.spawn_ns, ""))
+                self._close("preflight", at, "the preflight could not be started")
             else:
                 text = "" if event.exitcode == 0 else f"the preflight {exit_text(event.exitcode)}"
-                self._end_preflight(at, text)
+                self._close("preflight", at, text)
             return
         worker = attempt.worker(event.local_rank)
         if worker is None:
@@ -363,12 +358,12 @@ class NodeHistory:
             attempt.mark("root_cause", at, exit_text(event.exitcode), rank)
 
     def _on_preflight_timed_out(self, _: EventLine, at: int) -> None:
-        self._end_preflight(at, "the preflight took too long")
+        self._close("preflight", at, "the preflight took too long")
 
-    def _end_preflight(self, at: int, text: str = "") -> None:
-        begun, self._preflight = self._preflight, None
-        if begun is not None and self.current is not None:
-            self.current.span("preflight", begun, at, text)
+    def _close(self, kind: SpanKind, at: int, text: str = "") -> None:
+        begun, known = self._open.pop(kind, (0, ""))
+        if begun and self.current is not None:
+            self.current.span(kind, begun, at, text or known)
 
     def _moment(self, event: EventLine, at: int) -> None:
         """Take what happens at a moment."""
@@ -390,14 +385,12 @@ class NodeHistory:
                 attempt.mark("stacks", at, text)
             case "StacksAnswered":
                 attempt.mark("stacks", at, f"somebody looked where {ranks(event.ranks)} stood")
+            case "SpawnerGone":
+                for worker in attempt.workers.values():
+                    worker.ended_ns = at if worker.ended_ns is None else worker.ended_ns
 
-    def _on_watchdog_fired(self, event: EventLine, at: int) -> None:
-        self._finding(event, at, ends=event.ends)
-
-    def _on_not_finite(self, event: EventLine, at: int) -> None:
-        self._finding(event, at, ends=False)
-
-    def _finding(self, event: EventLine, at: int, *, ends: bool) -> None:
+    def _finding(self, event: EventLine, at: int) -> None:
+        """Take what the watchdog found."""
         finding: Any = cause_in(event.finding)
         attempt = self._attempt_of(EventLine(), at)
         local_ranks = suspects(finding)
@@ -406,6 +399,7 @@ class NodeHistory:
         who = f"{ranks(named)}: " if named else ""
         rank = named[0] if len(named) == 1 else None
         attempt.mark("finding", at, self.line(said if rank is not None else f"{who}{said}"), rank)
+        ends = event.ends and event.type != "NotFinite"
         attempt.fails = attempt.fails or ends
         self._hang(attempt, finding, at, local_ranks, ends=ends)
 
@@ -434,29 +428,23 @@ class NodeHistory:
             hang = SeenHang(begun, max(begun, at), members, text, ends)
             attempt.hangs = [*attempt.hangs, hang][-_MOST_PARTS:]
 
-    def _on_spawner_gone(self, event: EventLine, at: int) -> None:
-        for worker in self._attempt_of(event, at).workers.values():
-            worker.ended_ns = at if worker.ended_ns is None else worker.ended_ns
-
     def _on_orphans_gone(self, event: EventLine, at: int) -> None:
         attempt = self._attempt_of(event, at)
         workers = attempt.workers.values()
-        if self._preflight is None and all(worker.ended_ns is not None for worker in workers):
+        if "preflight" not in self._open and all(worker.ended_ns is not None for worker in workers):
             attempt.end_ns = at if workers else attempt.end_ns
 
     def _on_pause(self, event: EventLine, at: int) -> None:
-        self._on_pause_over(event, at)
-        self._pause = at
-        self._pause_text = "" if event.restart is None else f"before restart {event.restart}"
+        self._close("pause", at)
+        text = "" if event.restart is None else f"before restart {event.restart}"
+        self._open["pause"] = at, text
 
     def _on_pause_over(self, _: EventLine, at: int) -> None:
-        begun, self._pause = self._pause, None
-        if begun is not None and self.current is not None:
-            self.current.span("pause", begun, at, self._pause_text)
+        self._close("pause", at)
 
     def _on_finish(self, event: EventLine, at: int) -> None:
-        self._on_pause_over(event, at)
-        self._end_preflight(at)
+        self._close("pause", at)
+        self._close("preflight", at)
         ended = "succeeded" if event.state == "SUCCEEDED" else "failed"
         self.finished = ended if event.signum is None else "stopped"
         if self.current is not None:
@@ -472,10 +460,11 @@ _HANDLED: Mapping[str, Callable[[NodeHistory, EventLine, int], None]] = {
         if name.startswith("_on_")
     },
     **dict.fromkeys(("Started", "Exited", "StartFailed"), NodeHistory._worker),
+    **dict.fromkeys(("WatchdogFired", "NotFinite"), NodeHistory._finding),
     **dict.fromkeys(
         (
             *("SignalReceived", "SignalWorkers", "KillWorkers", "StartGrace", "SignalProcess"),
-            *("StacksTaken", "StacksAnswered"),
+            *("StacksTaken", "StacksAnswered", "SpawnerGone"),
         ),
         NodeHistory._moment,
     ),
@@ -487,7 +476,6 @@ _HANDLED: Mapping[str, Callable[[NodeHistory, EventLine, int], None]] = {
 
 _MOST_BYTES = 256 << 20  # of the newest events
 _LONGEST_EVENT = 16 << 20  # with the stacks of hundreds of ranks it has some megabytes
-_TYPE = re.compile(rb'"type": ?"(\w+)"')
 _NODE = re.compile(r"node_(\d{1,6})")
 
 
@@ -563,11 +551,8 @@ class RunHistory:
             for another, line in self._files[part].added():
                 if another:
                     history._begin()
-                kind = _TYPE.search(line, 0, 200)
-                if kind is None or (name := kind[1].decode()) == "Begin" or name in _HANDLED:
-                    event = decode(line)
-                    if event is not None:
-                        history.take(event)
+                if (event := decode(line)) is not None:
+                    history.take(event)
         return self
 
     @property
