@@ -276,7 +276,8 @@ class Inotify:
     """
 
     def __init__(self) -> None:
-        self._fd = _check(_libc.inotify_init1(_TFD_CLOEXEC_NONBLOCK), "inotify_init1")
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._fd = _check(self._libc.inotify_init1(_TFD_CLOEXEC_NONBLOCK), "inotify_init1")
 
     def fileno(self) -> int:
         """The descriptor that is readable when something has changed."""
@@ -288,7 +289,7 @@ class Inotify:
         Raises:
             OSError: it does not exist, the user's watches are used up (ENOSPC), ...
         """
-        number = _libc.inotify_add_watch(self._fd, os.fsencode(path), _IN_MODIFY)
+        number = self._libc.inotify_add_watch(self._fd, os.fsencode(path), _IN_MODIFY)
         if number < 0:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code), path)
