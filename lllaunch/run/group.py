@@ -463,9 +463,7 @@ def _check(
         # as the workers' own start does, so that the preloads are paid for once
         spawner.configure(spawner_environment(spec), spec.spawner_cwd or spec.cwd, spec.imports)
         problem = spawner.check_function(
-            target.module,
-            target.qualname,
-            target.call,
+            target,
             env=told(worker_environment(spec, 0)),
             cwd=spec.cwd,
             seconds=patience(spec.watchdog),

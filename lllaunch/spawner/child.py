@@ -27,7 +27,6 @@ from lllaunch.spawner.interpreter import importing
 from lllaunch.spawner.private_names import take_over_multiprocessing, x_options
 from lllaunch.spawner.protocol import (
     Forked,
-    Kept,
     Module,
     Pickled,
     Program,
@@ -172,7 +171,8 @@ def start(request: SpawnRequest, around: ChildDefaults, others: Iterable[int]) -
 
             reseed()
             take_over_multiprocessing()
-            assert not isinstance(request.target, (Program, Kept))
+            assert request.target is not None
+            assert not isinstance(request.target, Program)
             if isinstance(request.target, Forked):
                 _renew_streams(request)
             run(request.target, list(around.base_path))

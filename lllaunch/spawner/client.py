@@ -44,7 +44,6 @@ from lllaunch.spawner.protocol import (
     Channel,
     Forked,
     Function,
-    Kept,
     Message,
     Pickled,
     SpawnRequest,
@@ -253,9 +252,8 @@ class Spawner:
         """
         key = next(self._numbers)
         self._workers[key] = -1
-        if isinstance(target, Forked):
-            target = Kept(rank)
-        request = SpawnRequest(target, cwd, dict(env), stdout, stderr, fresh)
+        what = None if isinstance(target, Forked) else target
+        request = SpawnRequest(what, cwd, dict(env), stdout, stderr, fresh)
         fds = target.fds if isinstance(target, Pickled) else ()
         order = {"op": "spawn", "key": key, "rank": rank, "attempt": attempt, "request": request}
         self._send(order, fds, close_fds=True)
@@ -516,9 +514,7 @@ class Spawner:
 
     def check_function(
         self,
-        module: str,
-        qualname: str,
-        call: bytes,
+        target: Function,
         *,
         env: Mapping[str, str],
         cwd: str,
@@ -527,19 +523,18 @@ class Spawner:
     ) -> str:
         """Import a function in a child of the spawner and bind its arguments.
 
-        ``call``: the pickled ``(args, kwargs)``. ``seconds``: how long an answer is waited for;
-        None for as long as it takes. ``meanwhile``: called before each wait; returns in how many
-        seconds it is to be called again, or None. Returns what is wrong; an empty string if nothing
-        is, or if that is not known in time.
+        ``seconds``: how long an answer is waited for; None for as long as it takes. ``meanwhile``:
+        called before each wait; returns in how many seconds it is to be called again, or None.
+        Returns what is wrong; an empty string if nothing is, or if that is not known in time.
 
         Raises:
             SpawnerDied: the spawner ended meanwhile.
         """
         answer = os.memfd_create("lllaunch-check", os.MFD_CLOEXEC)
-        asked = (module, qualname, call, f"/proc/{os.getpid()}/fd/{answer}")
-        target = Function("lllaunch.spawner.worker", "check", pickle.dumps((asked, {})))
+        call = pickle.dumps(((*target, f"/proc/{os.getpid()}/fd/{answer}"), {}))
+        check = Function("lllaunch.spawner.worker", "check", call)
         nowhere = os.devnull  # its workers will show what the import prints
-        key = self.spawn(_CHECK, target, cwd=cwd, env=env, stdout=nowhere, stderr=nowhere)
+        key = self.spawn(_CHECK, check, cwd=cwd, env=env, stdout=nowhere, stderr=nowhere)
         kept: list[SpawnerEvent] = []
         until = None if seconds is None else time.monotonic() + seconds
         try:

@@ -62,14 +62,8 @@ class Pickled(NamedTuple):
     fds: tuple[int, ...] = ()
 
 
-class Kept(NamedTuple):
-    """A call that the spawner was forked with."""
-
-    local_rank: int
-
-
 PythonTarget = Script | Module | Function | Pickled
-Target = Program | PythonTarget | Kept
+Target = Program | PythonTarget
 
 
 class Forked(NamedTuple):
@@ -237,7 +231,7 @@ class SpawnRequest(NamedTuple):
     appended to; empty: the launcher's. ``fresh``: run in a fresh interpreter instead of a fork.
     """
 
-    target: Target | Forked  # a `Kept` becomes what it stands for
+    target: Target | Forked | None  # None: the call of its rank that the spawner was forked with
     cwd: str
     env: dict[str, str]
     stdout: str = ""

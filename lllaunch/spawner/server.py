@@ -57,7 +57,7 @@ from lllaunch.spawner.interpreter import comes_too_late
 from lllaunch.spawner.orphans import MARK, OrphanCleanup, Pauses, kill_below
 from lllaunch.spawner.preloading import Preloaded, loaded_runtimes, pause, preload
 from lllaunch.spawner.private_names import forget_exit_functions, take_over_multiprocessing
-from lllaunch.spawner.protocol import Channel, Forked, Kept, Message, Pickled, SpawnRequest
+from lllaunch.spawner.protocol import Channel, Forked, Message, Pickled, SpawnRequest
 
 # What does not end although it was killed, and whose launcher is gone, is left after this long.
 _GIVE_UP_SECONDS = 60.0
@@ -286,8 +286,8 @@ class Server:
             # as they are numbered here
             target = request.target._replace(fds=tuple(message.fds))
             request = request._replace(target=target)
-        if isinstance(request.target, Kept):
-            request = request._replace(target=self._calls.pop(request.target.local_rank))
+        if request.target is None:
+            request = request._replace(target=self._calls.pop(message.header["rank"]))
         elif not self._preloaded.fork_safe or comes_too_late(request.env, self._preloaded.read):
             request = request._replace(fresh=True)
         return request

@@ -34,7 +34,7 @@ from lllaunch.run.excerpts import read_exit_call
 from lllaunch.run.result import CalledExit
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.orphans import SETTLE_SECONDS
-from lllaunch.spawner.protocol import Module, Program, Script
+from lllaunch.spawner.protocol import Function, Module, Program, Script
 
 ENDLESS = Program("sleep", ("1000",))
 
@@ -460,7 +460,8 @@ def test_check_function_tells_what_is_wrong_before_anything_starts(spawner: Spaw
 
     def check(qualname: str, *args: object, module: str = "user_mod", **kwargs: object) -> str:
         call = pickle.dumps((args, kwargs))
-        return spawner.check_function(module, qualname, call, env={}, cwd=os.getcwd())
+        target = Function(module, qualname, call)
+        return spawner.check_function(target, env={}, cwd=os.getcwd())
 
     assert check("f", 1) == ""
     assert check("f", 1, b=2) == ""
@@ -482,8 +483,8 @@ def test_a_check_that_is_given_up_keeps_nothing_from_starting_and_its_verdict_is
 
     def check(module: str, seconds: float | None = None) -> str:
         call = pickle.dumps(((), {}))
-        where = os.getcwd()
-        return spawner.check_function(module, "main", call, env={}, cwd=where, seconds=seconds)
+        target, where = Function(module, "main", call), os.getcwd()
+        return spawner.check_function(target, env={}, cwd=where, seconds=seconds)
 
     assert check("slow", 2.0) == ""
     assert run(spawner, Program("true")) == [0]
