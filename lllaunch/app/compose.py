@@ -16,7 +16,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra import version
 from hydra.core.hydra_config import HydraConfig
@@ -30,7 +30,6 @@ from lllaunch.app.configs import (
     MODULE,
     PACKAGED,
     PRIMARY,
-    ConfDirectories,
     as_written,
     config_path_of,
     given_overrides,
@@ -127,41 +126,26 @@ def add_hydra_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--config-dir", "-cd", metavar="DIR", help="searched first")
 
 
-class Composition(contextlib.ExitStack):
-    """Composes what one command line asks for; a context manager.
+class Composition:
+    """Composes what one command line asks for; Hydra's state in this process is then its own.
 
-    Outside of it Hydra's global state is what it was. What Hydra cannot compose is a
-    `ComposeFailed`.
+    What Hydra cannot compose is a `ComposeFailed`.
     """
 
     def __init__(self, command: ConfigRequest) -> None:
-        super().__init__()
         self.command = command
         self.config_name = command.config_name or PRIMARY
-
-    def __enter__(self) -> Self:
-        path, directory = config_path_of(self.command.config_path), self.command.config_dir
+        path, directory = config_path_of(command.config_path), command.config_dir
         if directory is not None and not os.path.isdir(directory):
             raise ComposeFailed(f"--config-dir: there is no directory {directory!r}")
-        config, runtime = HydraConfig.instance(), JobRuntime.instance()
-        base = version.VersionBase.instance()
-        self.callback(setattr, config, "cfg", config.cfg)
-        self.callback(runtime.set, "name", runtime.conf.get("name"))
-        self.callback(setattr, base, "version_base", base.version_base)
-        self.callback(setattr, ConfDirectories, "config_dir", ConfDirectories.config_dir)
-        try:
-            setup_globals()
-            version.setbase(BASE)
-            runtime.set("name", MODULE)
-            install_app(directory)
-            with composing():
-                validate_config_path(path or PACKAGED)
-                found = create_automatic_config_search_path(None, MODULE, path or PACKAGED)
-                self.loader = GuardedLoader(found, reviewing=True)
-        except BaseException:
-            self.close()
-            raise
-        return self
+        setup_globals()
+        version.setbase(BASE)
+        JobRuntime.instance().set("name", MODULE)
+        install_app(directory)
+        with composing():
+            validate_config_path(path or PACKAGED)
+            found = create_automatic_config_search_path(None, MODULE, path or PACKAGED)
+            self.loader = GuardedLoader(found, reviewing=True)
 
     def load(self, mode: RunMode, overrides: Sequence[str] = (), **more: Any) -> DictConfig:
         """Return the config of a run or a sweep, with what the command line says and more."""

@@ -171,13 +171,13 @@ def _composed_changes(
     """What differs from a lock, or why that is not known."""
     plan: Mapping[str, Any]
     try:
-        with Composition(command) as composed:
-            if _JOBS in lock.plan or composed.is_sweep():
-                # those that have the lock's name, or all if it was given to them
-                runs = (run for run in review_sweep(composed) if name in {None, run.name})
-                plan = sweep_plan({run.job: run.spec for run in runs})
-            else:
-                plan = portable_plan(composed.plan(composed.compose()))
+        composed = Composition(command)
+        if _JOBS in lock.plan or composed.is_sweep():
+            # those that have the lock's name, or all if it was given to them
+            runs = (run for run in review_sweep(composed) if name in {None, run.name})
+            plan = sweep_plan({run.job: run.spec for run in runs})
+        else:
+            plan = portable_plan(composed.plan(composed.compose()))
         return differences(lock.plan, plan)
     except Exception as error:  # noqa: BLE001 - one hostile lock must not hide the others
         return f"makes no plan any more: {in_short(error)}"
@@ -241,24 +241,24 @@ def examine(tree: ConfigTree, policy: Policy | None, directory: str | None) -> I
 
     ``directory``: of the tree, where runs do not look by themselves.
     """
-    with Composition(ConfigRequest(config_dir=directory)) as composed:
-        with contextlib.suppress(LaunchError):
-            composed.compose()  # what all forks would read and import
-        for each in find_experiments(tree.files.values()):
-            command = ConfigRequest(each.overrides, False, each.config_name, None, directory)
-            examined = Examined(each, command)
-            broken = [each.file.problem] if each.file.problem else [*misplaced(each.file)]
-            if broken:
-                examined.is_one = each.certain
-                examined.found = [replace(one, experiments=(each.name,)) for one in broken]
-                yield examined
-                continue
-            done = in_fork(_Examination(examined, composed, tree.files, policy).perform, LONGEST)
-            if done is None:
-                message = f"cannot be composed within {LONGEST:g} s"
-                place = (each.file.path, each.file.line_of("defaults"), "", message, (each.name,))
-                examined.found = [CheckedDiagnostic.at(WRONG, "too-large", *place)]
-            yield done or examined
+    composed = Composition(ConfigRequest(config_dir=directory))
+    with contextlib.suppress(LaunchError):
+        composed.compose()  # what all forks would read and import
+    for each in find_experiments(tree.files.values()):
+        command = ConfigRequest(each.overrides, False, each.config_name, None, directory)
+        examined = Examined(each, command)
+        broken = [each.file.problem] if each.file.problem else [*misplaced(each.file)]
+        if broken:
+            examined.is_one = each.certain
+            examined.found = [replace(one, experiments=(each.name,)) for one in broken]
+            yield examined
+            continue
+        done = in_fork(_Examination(examined, composed, tree.files, policy).perform, LONGEST)
+        if done is None:
+            message = f"cannot be composed within {LONGEST:g} s"
+            place = (each.file.path, each.file.line_of("defaults"), "", message, (each.name,))
+            examined.found = [CheckedDiagnostic.at(WRONG, "too-large", *place)]
+        yield done or examined
 
 
 @dataclass

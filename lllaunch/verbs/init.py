@@ -36,8 +36,8 @@ def _init(given: argparse.Namespace) -> None:
     if not given.has_script:
         hint = f"\n  {program()} init SCRIPT"
         raise ConfigError((Diagnostic("missing", "", "init", "expected a script", hint),))
-    with Composition(ConfigRequest.of(given)) as composed:
-        run = review_run(composed)
+    composed = Composition(ConfigRequest.of(given))
+    run = review_run(composed)
     name = given.name or re.split(r"[./: ]", run.spec.entrypoint.text.removesuffix(".py"))[-1]
     if not re.fullmatch(r"\w[\w-]*", name, re.ASCII):
         message = "is not a name of letters, digits, _ and -"

@@ -72,26 +72,26 @@ def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
             does not allow it.
         ComposeFailed: Hydra cannot compose it.
     """
-    with Composition(command) as composed:
-        if composed.is_sweep():
-            raise ConfigError((_problem("-m", "", "is for sweeps, and a TrainJob is one run"),))
-        config = composed.compose()
-        with locating(composed.loader, config):
-            # the pods are told to ask their environment instead
-            nodes = _nodes(config) if given.nodes is None else given.nodes
+    composed = Composition(command)
+    if composed.is_sweep():
+        raise ConfigError((_problem("-m", "", "is for sweeps, and a TrainJob is one run"),))
+    config = composed.compose()
+    with locating(composed.loader, config):
+        # the pods are told to ask their environment instead
+        nodes = _nodes(config) if given.nodes is None else given.nodes
     keys = {text: text.lstrip("+~").partition("=")[0] for text in command.overrides}
     others = (text for text, key in keys.items() if key != "launch.nnodes")
     auto = command._replace(overrides=(*others, _AUTO))
-    with Composition(auto) as composed:
-        with watching("oc.env") as variables:
-            reviewed = review_run(composed)
-        if problems := located([reviewed], _misfits):
-            raise ConfigError(problems)
-        name = given.name or name_for(reviewed.name)
-        if not name:
-            message = "has no name that it could be made from"
-            raise ConfigError((_problem("the TrainJob", "", message, "give --name NAME"),))
-        locked = _admit(composed, reviewed)
+    composed = Composition(auto)
+    with watching("oc.env") as variables:
+        reviewed = review_run(composed)
+    if problems := located([reviewed], _misfits):
+        raise ConfigError(problems)
+    name = given.name or name_for(reviewed.name)
+    if not name:
+        message = "has no name that it could be made from"
+        raise ConfigError((_problem("the TrainJob", "", message, "give --name NAME"),))
+    locked = _admit(composed, reviewed)
     spec, hide = reviewed.spec, Redactor.of(reviewed.spec)
 
     def words(request: ConfigRequest) -> list[str]:

@@ -188,7 +188,8 @@ def _plan(given: argparse.Namespace) -> int:
         show_trainjob(command, given)
         return ExitCode.SUCCESS
     as_json, code = given.format == "json", 0
-    with contextlib.closing(BuildQuery(os.getcwd())) as query, Composition(command) as composed:
+    with contextlib.closing(BuildQuery(os.getcwd())) as query:
+        composed = Composition(command)
         policy = policy_of(tree_top(os.getcwd()))
         if composed.is_sweep():
             runs = review_sweep(composed, policy)

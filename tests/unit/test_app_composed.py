@@ -57,8 +57,8 @@ def test_directories_come_in_the_order_of_a_run(write: Write) -> None:
     write("primary/main.yaml", "defaults: [which: a]\nmade: here\n")
 
     def composed(*overrides: str, **flags: str) -> Any:
-        with Composition(ConfigRequest(overrides, **flags)) as found:  # type: ignore[arg-type]
-            return found.compose()
+        found = Composition(ConfigRequest(overrides, **flags))  # type: ignore[arg-type]
+        return found.compose()
 
     assert composed("+which=a").which.value == 1
     assert composed("+which=a", config_dir="mine").which.value == 2
@@ -78,18 +78,18 @@ def test_whether_it_is_a_sweep(write: Write) -> None:
         (ConfigRequest(("+exp=s",)), True),
         (ConfigRequest(("+exp=s", "hydra.mode=RUN")), False),
     ):
-        with Composition(command) as composed:
-            assert composed.is_sweep() is sweeps, command
+        composed = Composition(command)
+        assert composed.is_sweep() is sweeps, command
 
 
 def test_locks_are_no_group_to_choose_from(write: Write) -> None:
     write("conf/exp/a.yaml", "x: 1\n")
     write("conf/locks/a.yaml", "lock: 1\n")
     write("conf/exp/locks/b.yaml", "x: 1\n")
-    with Composition(ConfigRequest()) as composed:
-        assert "exp" in composed.loader.list_groups("")
-        assert "locks" not in composed.loader.list_groups("")
-        assert composed.loader.list_groups("exp") == ["locks"]
+    composed = Composition(ConfigRequest())
+    assert "exp" in composed.loader.list_groups("")
+    assert "locks" not in composed.loader.list_groups("")
+    assert composed.loader.list_groups("exp") == ["locks"]
 
 
 # ---------------------------------------------------------------- composed once, not twice
@@ -119,17 +119,17 @@ def test_what_was_composed_to_see_the_mode_is_what_is_used(
 ) -> None:
     for file, text in TREE.items():
         write(file, text)
-    with Composition(ConfigRequest()) as composed:
-        loader, calls = composed.loader, []
+    composed = Composition(ConfigRequest())
+    loader, calls = composed.loader, []
 
-        def compose(*args: Any) -> Any:
-            calls.append(args)
-            return type(loader)._compose(loader, *args)
+    def compose(*args: Any) -> Any:
+        calls.append(args)
+        return type(loader)._compose(loader, *args)
 
-        fresh = loader.load_configuration(name, [*asked, *more], mode)
-        loader._compose = compose  # type: ignore[method-assign]
-        loader.load_configuration(name, asked, RunMode.MULTIRUN, validate_sweep_overrides=False)
-        kept = loader.load_configuration(name, [*asked, *more], mode)
+    fresh = loader.load_configuration(name, [*asked, *more], mode)
+    loader._compose = compose  # type: ignore[method-assign]
+    loader.load_configuration(name, asked, RunMode.MULTIRUN, validate_sweep_overrides=False)
+    kept = loader.load_configuration(name, [*asked, *more], mode)
     assert OmegaConf.to_yaml(kept) == OmegaConf.to_yaml(fresh)
     assert kept.hydra.mode is fresh.hydra.mode
     assert (OmegaConf.is_struct(kept), OmegaConf.is_readonly(kept.hydra)) == (True, False)

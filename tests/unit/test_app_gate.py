@@ -283,8 +283,8 @@ def keys_of_hydra() -> Iterator[str]:
 
 
 def test_somebody_has_decided_for_every_key_who_holds_it(project: Project) -> None:
-    with Composition(ConfigRequest(("+exp=a",))) as composed:
-        spec = composed.plan(composed.compose())
+    composed = Composition(ConfigRequest(("+exp=a",)))
+    spec = composed.plan(composed.compose())
     in_lock = {f"launch.{key}" for key in portable_plan(spec)["launch"]}
     keys = {*keys_of_hydra(), *(f"launch.{key}" for key in KEYS)}
     assert keys - in_lock == {*JUDGED, *HARMLESS} - in_lock

@@ -17,11 +17,8 @@ def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def message(*overrides: str) -> str:
-    with (
-        pytest.raises(ComposeFailed) as error,
-        Composition(ConfigRequest(("+exp=a", *overrides))) as found,
-    ):
-        found.compose()
+    with pytest.raises(ComposeFailed) as error:
+        Composition(ConfigRequest(("+exp=a", *overrides))).compose()
     return str(error.value)
 
 
@@ -42,5 +39,5 @@ def test_how_to_add_a_key_or_to_override_it_is_told(
 ) -> None:
     experiment.write_text("# @package _global_\nparams: {lr: 1}\n")
     assert message(override) == f"{better.strip('+').partition('=')[0]}: {told}: {better}"
-    with Composition(ConfigRequest(("+exp=a", better))) as composed:
-        composed.compose()
+    composed = Composition(ConfigRequest(("+exp=a", better)))
+    composed.compose()
