@@ -304,19 +304,18 @@ def read_results(sweep: str, jobs: Iterable[JobHistory]) -> dict[int, JobHistory
     """
     known = sorted(jobs, key=lambda job: (job.started_ns, job.job))
     last = {job.directory: job.job for job in known if job.directory}
-    return {
-        job.job: _with_result(sweep, job) if last.get(job.directory) == job.job else job
-        for job in known
-    }
-
-
-def _with_result(sweep: str, job: JobHistory) -> JobHistory:
-    run = read_result(os.path.join(sweep, job.directory))
-    # Only a journal that was damaged, or whose end never came to the disk, has lost a start, so
-    # that goes by the clock: results of earlier runs are still there until a job starts.
-    if run is not None and not (job.started_ns or 0 < job.composed_ns <= run.started_ns):
-        run = None  # whatever is there is somebody else's
-    return replace(job, **asdict(result_of(run) or Result("started")))
+    found = {}
+    for job in known:
+        found[job.job] = job
+        if last.get(job.directory) == job.job:
+            run = read_result(os.path.join(sweep, job.directory))
+            # Only a journal that was damaged, or whose end never came to the disk, has lost a
+            # start, so that goes by the clock: results of earlier runs are still there until a job
+            # starts.
+            if run is not None and not (job.started_ns or 0 < job.composed_ns <= run.started_ns):
+                run = None  # whatever is there is somebody else's
+            found[job.job] = replace(job, **asdict(result_of(run) or Result("started")))
+    return found
 
 
 def result_of(run: RunResult | None) -> Result | None:

@@ -278,23 +278,17 @@ class Remains:
         ``jobs``: process ids of children that are not adopted.
         """
         try:
-            children = proc.children(os.getpid())
+            children = {*proc.children(os.getpid())} - self._before - {*jobs}
         except OSError:  # nobody knows: no descriptor is left
             return True
-        for pid in children:
-            if pid in self._before or pid in jobs:
-                continue
-            if pid not in self.pidfds and not self._is_of_a_job(pid, jobs):
-                continue
-            with contextlib.suppress(ChildProcessError):
-                if os.waitpid(pid, os.WNOHANG)[0] == 0:
-                    pidfd = None if pid in self.pidfds else open_pidfd(pid)
-                    if pidfd is not None:
-                        self.pidfds[pid] = pidfd
-                    continue
-            self._forget(pid)
+        for pid in children - self.pidfds.keys():
+            pidfd = open_pidfd(pid) if self._is_of_a_job(pid, jobs) else None
+            if pidfd is not None:
+                self.pidfds[pid] = pidfd
         for pid in [pid for pid, pidfd in self.pidfds.items() if process_ended(pidfd)]:
-            self._forget(pid)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+            os.close(self.pidfds.pop(pid))
         return bool(self.pidfds)
 
     def _is_of_a_job(self, pid: int, jobs: Collection[int]) -> bool:
@@ -318,14 +312,10 @@ class Remains:
 
     def close(self) -> None:
         """Adopt no more, or, in a forked job, leave them to the launcher."""
-        for pid in list(self.pidfds):
-            self._forget(pid)
-        Subreaper.release()
-
-    def _forget(self, pid: int) -> None:
-        pidfd = self.pidfds.pop(pid, -1)
-        if pidfd >= 0:
+        for pidfd in self.pidfds.values():
             os.close(pidfd)
+        self.pidfds.clear()
+        Subreaper.release()
 
 
 # How long a process that was killed may take to be gone.

@@ -62,29 +62,6 @@ if TYPE_CHECKING:
     from lllaunch.sweep.resume import Compose
 
 
-def claim(
-    path: str,
-    key: str = "hydra.sweep.dir",
-    patience: float = 0.0,
-    say: Callable[[str], object] | None = None,
-) -> HeldDirectory:
-    """Makes a sweep's directory if need be and takes it for this launcher.
-
-    Processes forked from the launcher hold it with it. A job's process that keeps it open until it
-    ends makes sure that nobody resumes a sweep of which something still runs.
-
-    ``patience``: how long to wait for the jobs of a launcher that has ended, seconds. A launcher
-    that lives is not waited for.
-
-    Raises:
-        ConfigError: another launcher runs a sweep in it, or jobs of one that has ended do.
-        OutputError: it cannot be made, written to, or locked.
-    """
-    path = os.path.abspath(path)
-    with naming(path):
-        return HeldDirectory(path, lock_directory(path, LOCK_NAME, key, "sweep", patience, say))
-
-
 def set_aside(path: str) -> str | None:
     """Makes room for a new sweep: the journal of one that is there gets a number in its name.
 
@@ -181,7 +158,7 @@ class SweepSession:
 
         ``directory``: of the sweep; made if need be. A relative path counts from the working
         directory. ``say``: gets a line for people if a new sweep begins where there is one, and if
-        jobs of a killed launcher have to be waited for.
+        jobs of a killed launcher have to be waited for, at most ``patience`` seconds.
 
         Raises:
             ConfigError: it is in use; or cannot be resumed: there is no sweep, it is damaged, or of
@@ -189,11 +166,16 @@ class SweepSession:
             OutputError: it cannot be made, locked, read or written.
         """
         path, given = os.path.abspath(directory), tuple(command)
-        if resume:
-            # else it would be made by claiming it
-            _expect_sweep(path)
-        held = claim(path, RESUME if resume else "hydra.sweep.dir", patience, say)
-        file, history = held.file(JOURNAL), SweepHistory()
+        file, history = os.path.join(path, JOURNAL), SweepHistory()
+        if resume and not os.path.lexists(file):
+            # else the directory would be made by claiming it
+            message = f"holds no sweep: there is no {JOURNAL} in it"
+            hint = "give the directory of a sweep, such as multirun/DATE/TIME"
+            raise ConfigError((Diagnostic("resume", RESUME, repr(path), message, hint),))
+        key = RESUME if resume else "hydra.sweep.dir"
+        with naming(path):
+            lock = lock_directory(path, LOCK_NAME, key, "sweep", patience, say)
+        held = HeldDirectory(path, lock)
         try:
             if resume:
                 journal = Journal.open(file, history.add)
@@ -291,14 +273,6 @@ class SweepSession:
         """Closes the journal and gives the directory back; idempotent."""
         self.journal.close()
         self._directory.release()
-
-
-def _expect_sweep(path: str) -> None:
-    """Raises unless a directory is there and has a journal in it."""
-    if not os.path.lexists(os.path.join(path, JOURNAL)):
-        message = f"holds no sweep: there is no {JOURNAL} in it"
-        hint = "give the directory of a sweep, such as multirun/DATE/TIME"
-        raise ConfigError((Diagnostic("resume", RESUME, repr(path), message, hint),))
 
 
 def id_of(path: str) -> str:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from support.left import SECOND, T0, LeftRun, LeftSweep
 from support.pages import Seen
 
+from lllaunch.locks import HeldDirectory, lock_directory
 from lllaunch.pages.sweep_page import SweepFacts, sweep_facts, sweep_page
 from lllaunch.results.report import Case, CodeLine
 from lllaunch.results.store import ListEntry, look
@@ -22,6 +23,7 @@ from lllaunch.results.sweeps import JobTry, SweepTimeline, SweepView, view_sweep
 from lllaunch.results.view import Log
 from lllaunch.sweep.history import JobHistory, SweepResult
 from lllaunch.sweep.journal import (
+    LOCK_NAME,
     ComposedRecord,
     EndedRecord,
     Header,
@@ -34,7 +36,6 @@ from lllaunch.sweep.journal import (
 )
 from lllaunch.sweep.objective import Direction
 from lllaunch.sweep.pool import Lease
-from lllaunch.sweep.session import claim
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=\"alert('2')\"> &amp; \x1b[31m\x00\ud800"
@@ -400,7 +401,8 @@ def test_a_sweep_that_is_over(written: LeftSweep) -> None:
 @contextlib.contextmanager
 def going_on(sweep: LeftSweep) -> Iterator[None]:
     """Its launcher lives."""
-    lock = claim(str(sweep.path))
+    path = str(sweep.path)
+    lock = HeldDirectory(path, lock_directory(path, LOCK_NAME, "", "sweep"))
     try:
         yield
     finally:
