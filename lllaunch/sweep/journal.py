@@ -206,6 +206,7 @@ def _refuse(name: str) -> Any:
 _DECODER = json.JSONDecoder(parse_constant=_refuse)
 
 
+_HEADER = "a sweep begins with its header, and only there"
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _LONGEST = 16 * 1024 * 1024  # bytes of a line
 
@@ -366,11 +367,7 @@ def read_configs(path: str, jobs: Collection[int]) -> dict[int, Mapping[str, Any
 
 
 class JournalReader:
-    """Reads a journal as it grows; `end` is how many bytes of whole records were read.
-
-    A last line without a newline is torn. So is one with NUL bytes in it: that is what a file
-    system leaves, after a power failure, of data that had not reached the disk.
-    """
+    """Reads a journal as it grows; `end` is how many bytes of whole records were read."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -385,44 +382,47 @@ class JournalReader:
         """
         suspected = -1
         while True:
-            damage, torn = "", False
-            for line in _lines(self._path, self.end):
-                if torn:
-                    damage = "it holds NUL bytes"
-                    break
-                if b"\0" in line or not line.endswith(b"\n"):
-                    torn = True
-                    continue
-                try:
+            try:
+                for line in _lines(self._path, self.end):
                     entry = decode(line)
-                except UnknownVersion as unknown:
-                    hint = "resume it with the lllaunch that began it"
-                    raise _problem(self._path, str(unknown), hint) from None
-                except ValueError as error:
+                    is_header = entry is not None and isinstance(entry.record, Header)
+                    if is_header != (self._number == 1):
+                        raise ValueError(_HEADER)  # noqa: TRY301 - told as those of `decode`
+                    self.end, self._number = self.end + len(line), self._number + 1
+                    if entry is not None:
+                        yield entry
+            except UnknownVersion as unknown:
+                hint = "resume it with the lllaunch that began it"
+                raise _problem(self._path, str(unknown), hint) from None
+            except ValueError as error:
+                if suspected == self.end:
                     # those of the decoders say at length where in the line they stopped
                     damage = "it is not JSON" if type(error) is not ValueError else str(error)
-                    break
-                if (self._number == 1) != (entry is not None and isinstance(entry.record, Header)):
-                    damage = "a sweep begins with its header, and only there"
-                    break
-                self.end, self._number = self.end + len(line), self._number + 1
-                if entry is not None:
-                    yield entry
-            if not damage:
+                    message = f"is damaged in line {self._number}: {damage}"
+                    hint = "mend that line, or start the sweep anew"
+                    raise _problem(self._path, message, hint) from None
+                # A launcher may just have cut a torn line off, and written on in its place.
+                suspected = self.end
+            else:
                 return
-            if suspected == self.end:
-                message = f"is damaged in line {self._number}: {damage}"
-                raise _problem(self._path, message, "mend that line, or start the sweep anew")
-            # A launcher may just have cut a torn line off, and written on in its place.
-            suspected = self.end
 
 
 def _lines(path: str, start: int) -> Iterator[bytes]:
+    """Yield the lines from there on, but for a last one that is torn.
+
+    That is one without a newline, or with NUL bytes in it: that is what a file system leaves, after
+    a power failure, of data that had not reached the disk.
+    """
+    torn = False
     try:
         with open(open_file(path), "rb") as file:
             file.seek(start)
             while line := file.readline(_LONGEST):
-                yield line
+                if torn:
+                    raise ValueError("it holds NUL bytes")
+                torn = b"\0" in line or not line.endswith(b"\n")
+                if not torn:
+                    yield line
     except FileNotFoundError:
         raise _problem(path, "is not there", "give the directory of a sweep") from None
     except OSError as error:

@@ -18,7 +18,7 @@ from lllaunch.spawner.forks import STOP_AND_CONTINUE, ignored_at_start
 from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, SlotWatch
 from lllaunch.sweep.loop import Executor
 from lllaunch.sweep.pool import Lease
-from lllaunch.sweep.processes import ForkFailed, JobProcess, Remains, TooFewFiles, Work
+from lllaunch.sweep.processes import ForkFailed, JobProcess, Remains, Work
 from lllaunch.sweep.protocol import Prepared
 from lllaunch.sweep.schedule import by_signal
 
@@ -76,10 +76,6 @@ class LocalExecutor(Executor):
         if self._unforked is not None:
             self._composing = self._fork(self._unforked)
             self._unforked = None
-
-    def is_hopeless(self, error: LaunchError) -> bool:
-        """Return whether no job has descriptors that it will give back."""
-        return isinstance(error, TooFewFiles) and not self._jobs
 
     def start(self, start: v.StartJob) -> None:
         """Lock the slots of a lease, and let a job run with them."""

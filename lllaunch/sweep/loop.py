@@ -113,10 +113,6 @@ class Executor:
     def again(self) -> None:
         """Try once more what `Sweep.block` was called for; a `LaunchError` if it still fails."""
 
-    def is_hopeless(self, error: LaunchError) -> bool:  # noqa: ARG002 - for those that know
-        """Return whether what has failed is not going to work."""
-        return False
-
     def abandon(self) -> None:
         """The sweep itself has failed: end what runs."""
 
@@ -259,8 +255,7 @@ class Sweep:
     def _try_later(self, error: LaunchError) -> None:
         now = self.clock()
         self._try_at = now + _PAUSE_SECONDS
-        hopeless = self.journal.lost or self._executor.is_hopeless(error)
-        if hopeless or now - self._error_since >= _PATIENCE_SECONDS:
+        if self.journal.lost or now - self._error_since >= _PATIENCE_SECONDS:
             # what runs goes on
             self._error, self._failure = None, error
             self.tell(v.Abandoned())

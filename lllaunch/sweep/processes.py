@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import gc
 import io
 import os
@@ -30,7 +29,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from lllaunch.documents import Plain, as_record
-from lllaunch.errors import ExitCode, LaunchError, SpawnerDied, for_signal
+from lllaunch.errors import LaunchError, SpawnerDied, for_signal
 from lllaunch.linux import proc
 from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.process import (
@@ -333,12 +332,6 @@ class ForkFailed(LaunchError):
         return f"job {self.number} could not be started: {self.reason}"
 
 
-class TooFewFiles(ForkFailed):
-    """The same for the launcher's own limit of open files."""
-
-    exit_code = ExitCode.CONFIG
-
-
 class JobProcess:
     """The process of a job.
 
@@ -402,8 +395,8 @@ class JobProcess:
                 if job is not None and job.pid > 0:
                     os.kill(job.pid, signal.SIGKILL)
                     os.waitpid(job.pid, 0)
-                kind = TooFewFiles if error.errno == errno.EMFILE else ForkFailed
-                raise kind(number, shortage(error) or error.strerror or str(error)) from error
+                why = shortage(error) or error.strerror or str(error)
+                raise ForkFailed(number, why) from error
             undo.pop_all()
         assert pidfd is not None  # our own child, not waited for
         job.pidfd, job.channel = pidfd, Channel(ours)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 import json
 import os
@@ -26,7 +25,7 @@ from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.forks import STOP_AND_CONTINUE
 from lllaunch.sweep.journal import read_configs
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.processes import JobProcess, TooFewFiles
+from lllaunch.sweep.processes import JobProcess
 from lllaunch.sweep.protocol import Answer, JobPrinted, Prepared
 from lllaunch.sweep.schedule import Retries, SweepPolicy
 
@@ -362,19 +361,6 @@ def test_a_fork_that_fails_is_tried_again(played: Played, monkeypatch: pytest.Mo
     assert played.sweep(5, each(), until_blocked(played)) == SUCCEEDED
     assert "could not be started: no process" in played.of(v.Blocked)[0].why
     assert not played.of(v.SignalJobs)
-
-
-def test_descriptors_that_nobody_can_give_back_are_not_waited_for(
-    played: Played, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def none_left() -> int:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(os, "fork", none_left)
-    with pytest.raises(TooFewFiles, match=r"job 0 could not be started: .* \(ulimit -n\)") as found:
-        played.sweep(2, each(), jobs(lambda _: 0))
-    assert found.value.exit_code == 2
-    assert played.history().known.exit_code == 2
 
 
 def test_a_job_that_dies_while_composed_ends_no_other_job(played: Played) -> None:
