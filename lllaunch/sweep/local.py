@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 import lllaunch.sweep.schedule as v
+from lllaunch.documents import Plain
 from lllaunch.errors import LaunchError, OutputError, for_signal
 from lllaunch.spawner.forks import STOP_AND_CONTINUE, ignored_at_start
-from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, SlotWatch
 from lllaunch.sweep.loop import Executor
+from lllaunch.sweep.machine import LeaseFailed, Leases, Slot, SlotWatch
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.processes import ForkFailed, JobProcess, Remains, Work
-from lllaunch.sweep.protocol import Prepared
+from lllaunch.sweep.protocol import BeginJob, Prepared
 from lllaunch.sweep.schedule import by_signal
 
 if TYPE_CHECKING:
@@ -147,7 +148,20 @@ class LocalExecutor(Executor):
         except OutputError as error:
             self._take_back(job.number, job.lease, error)
             return
-        job.begin(self._leases, self._warm)
+        job.begun = True
+        if job.channel is None:
+            return
+        lent = None if job.answer.warm is None else self._warm.lend(job.answer.warm, job.pidfd)
+        # It was forked before they were taken.
+        locks = self._leases.descriptors(job.lease)
+        if lent is None:
+            job.channel.queue(Plain()(BeginJob(job.lease)), fds=locks)
+            return
+        branch, soon = lent
+        begin = BeginJob(job.lease, branch.mark, soon)
+        # the only message: it has left when this returns
+        job.channel.queue(Plain()(begin), fds=(branch.sock.fileno(), *locks))
+        branch.sock.close()
 
     # What is waited for
 
@@ -229,21 +243,17 @@ class LocalExecutor(Executor):
         elif job.lease is None:
             # Killed while it waited. It is forked again when it is its turn.
             self._drop(job)
-        elif self._leaves_nothing(job):
-            self._over(job, job.exit_code)
-        elif job.deadline is not None and job.deadline <= self.sweep.clock():
-            job.kill_branch()
-            self._remains.kill(self._pids())
-            self._over(job, job.exit_code)
-
-    def _leaves_nothing(self, job: JobProcess) -> bool:
-        """Whether what a job started has ended, too; gives that a deadline otherwise."""
-        alive = self._remains.look(self._pids())
-        if job.branch_ended() and not alive:
-            return True
-        if not job.lingers:
-            job.lingers, job.deadline = True, self.sweep.clock() + KILL_SECONDS
-        return False
+        else:
+            # what it started lives on for a while at most
+            alive = self._remains.look(self._pids())
+            if job.branch_ended() and not alive:
+                self._over(job, job.exit_code)
+            elif job.deadline is None:
+                job.deadline = self.sweep.clock() + KILL_SECONDS
+            elif job.deadline <= self.sweep.clock():
+                job.kill_branch()
+                self._remains.kill(self._pids())
+                self._over(job, job.exit_code)
 
     def _over(self, job: JobProcess, exit_code: int) -> None:
         """A running job is over, or given up."""
@@ -263,8 +273,6 @@ class LocalExecutor(Executor):
             why = why or ("" if exit_code else "its process ended without a result")
         elif isinstance(answer, v.JobBroken):
             exit_code, why = answer.exit_code, answer.why
-        else:
-            why = f"its process ended (exit code {exit_code}) while it was composed again"
         end = self.sweep.records.ended(job.number, job.attempt, directory, exit_code, why)
         # the observer knows how long it held its lease
         return structs.replace(end, seconds=None)

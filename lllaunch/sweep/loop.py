@@ -212,19 +212,7 @@ class Sweep:
 
     def heed(self) -> bool:
         """Tell of the signals that have come; return whether one ends the sweep."""
-        ends = False
-        for signum in self.received():
-            if signum in self.source.quiet:
-                # each job shows where its workers stand, or passes it on to them, and goes on
-                self._executor.signal(signum)
-            elif not self._executor.goes_on(signum):
-                ends = True
-                self.tell(v.SweepSignalled(signum))
-        return ends
-
-    def received(self) -> list[int]:
-        """The signals since the last call; if one of them stops the sweep, when it goes on."""
-        received = self.source.received()
+        received, ends = self.source.received(), False
         if self.source.stopping:
             # Ctrl-Z; until SIGCONT no time passes for the sweep. Jobs have sessions of their own:
             # each stops its workers, and waits for SIGCONT
@@ -232,7 +220,14 @@ class Sweep:
             self._executor.signal(signal.SIGTSTP)
             self.clock.leave_out(self.source.stop_until_continued())
             self._executor.signal(signal.SIGCONT)
-        return received
+        for signum in received:
+            if signum in self.source.quiet:
+                # each job shows where its workers stand, or passes it on to them, and goes on
+                self._executor.signal(signum)
+            elif not self._executor.goes_on(signum):
+                ends = True
+                self.tell(v.SweepSignalled(signum))
+        return ends
 
     def _wait(self) -> frozenset[int]:
         # Who cannot be told more lets jobs wait, as a terminal does that was stopped.

@@ -66,7 +66,6 @@ from lllaunch.sweep.protocol import (
 from lllaunch.sweep.schedule import JobBroken
 
 if TYPE_CHECKING:
-    from lllaunch.sweep.leases import Leases
     from lllaunch.sweep.spawner_pool import SpawnerPool
 
 
@@ -355,7 +354,6 @@ class JobProcess:
         self.progress: JobProgressed | None = None
         # when it is given up, on the monotonic clock; None if it is not being ended
         self.deadline: float | None = None
-        self.lingers = False  # whether it has ended, and something that it started has not
         self.why = ""
 
     @classmethod
@@ -429,26 +427,6 @@ class JobProcess:
         while not self.apart and self.channel is not None:
             wait_readable(self.channel)
             self.receive()
-
-    def begin(self, leases: Leases, warm: SpawnerPool) -> None:
-        """Let the job run, with its lease and the locks of that, and with a warm spawner."""
-        assert self.lease is not None
-        self.begun = True
-        if self.channel is None:
-            return
-        lent = None
-        if isinstance(self.answer, Prepared) and self.answer.warm is not None:
-            lent = warm.lend(self.answer.warm, self.pidfd)
-        # It was forked before they were taken.
-        locks = leases.descriptors(self.lease)
-        if lent is None:
-            self.channel.queue(Plain()(BeginJob(self.lease)), fds=locks)
-            return
-        branch, soon = lent
-        begin = BeginJob(self.lease, branch.mark, soon)
-        # the only message: it has left when this returns
-        self.channel.queue(Plain()(begin), fds=(branch.sock.fileno(), *locks))
-        branch.sock.close()
 
     def signal(self, signum: int) -> None:
         """Send a signal to the job's process, if it lives."""

@@ -15,8 +15,7 @@ from support.sweeping import Running, SweepProject
 from lllaunch.errors import ConfigError
 from lllaunch.linux import proc
 from lllaunch.sweep.journal import OverRecord, StartedRecord
-from lllaunch.sweep.leases import Leases
-from lllaunch.sweep.machine import find_machine
+from lllaunch.sweep.machine import Leases, find_machine
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.session import SweepSession
 

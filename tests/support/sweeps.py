@@ -15,10 +15,9 @@ from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.spawner.client import Spawner
 from lllaunch.sweep.history import SweepHistory
 from lllaunch.sweep.journal import Header, Journal, read_journal
-from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.local import LocalExecutor
 from lllaunch.sweep.loop import Onlooker, Sweep
-from lllaunch.sweep.machine import SweepMachine, find_machine
+from lllaunch.sweep.machine import Leases, SweepMachine, find_machine
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.processes import Work
 from lllaunch.sweep.protocol import Answer, Prepared

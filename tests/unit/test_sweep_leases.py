@@ -18,8 +18,15 @@ from support.nvml import FakeNvml, FakeNvmlError
 from lllaunch.errors import ConfigError
 from lllaunch.linux.cgroup import Cores, find_cores
 from lllaunch.linux.gpus import Gpu, list_gpus
-from lllaunch.sweep.leases import LeaseFailed, Leases, Slot, SlotWatch
-from lllaunch.sweep.machine import Limit, SweepMachine, find_machine
+from lllaunch.sweep.machine import (
+    LeaseFailed,
+    Leases,
+    Limit,
+    Slot,
+    SlotWatch,
+    SweepMachine,
+    find_machine,
+)
 from lllaunch.sweep.pool import Lease
 from lllaunch.testing import leaked_fds, open_fds
 

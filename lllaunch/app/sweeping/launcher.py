@@ -51,10 +51,9 @@ from lllaunch.secret_names import redacted_overrides
 from lllaunch.signal_source import QUIET, SignalSource, remember_interrupts
 from lllaunch.sweep.history import read_result
 from lllaunch.sweep.journal import ARRAYS, JOURNAL
-from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.local import LocalExecutor
 from lllaunch.sweep.loop import Executor, Onlooker, Sweep
-from lllaunch.sweep.machine import find_machine
+from lllaunch.sweep.machine import Leases, find_machine
 from lllaunch.sweep.objective import Objective, Objectives, as_direction
 from lllaunch.sweep.processes import Work
 from lllaunch.sweep.protocol import Answer

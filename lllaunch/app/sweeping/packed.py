@@ -28,10 +28,9 @@ from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.spawner.forks import NOTICE
 from lllaunch.sweep.arrays import ArrayJob, need_in_task
 from lllaunch.sweep.journal import Journal
-from lllaunch.sweep.leases import Leases
 from lllaunch.sweep.local import LocalExecutor
 from lllaunch.sweep.loop import Onlooker, Sweep
-from lllaunch.sweep.machine import SweepMachine, find_machine
+from lllaunch.sweep.machine import Leases, SweepMachine, find_machine
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.processes import Work
 from lllaunch.sweep.protocol import Prepared, SpawnerKey
