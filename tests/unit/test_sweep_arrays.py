@@ -76,7 +76,7 @@ def test_what_a_later_version_adds_to_a_task_is_passed_over(tmp_path: Path) -> N
 def test_arrays_are_found_in_the_order_in_which_they_were_made(tmp_path: Path) -> None:
     sweep = str(tmp_path / "sweep")
     assert known_arrays(sweep) == []
-    limits = (Requeue(1, 2, 3), 30.0, {"failure": 1})
+    limits = {"requeue": Requeue(1, 2, 3), "signal_delay": 30.0, "retries": {"failure": 1}}
     made = []
     for number in range(12):
         directory = new_directory(sweep)
@@ -85,7 +85,7 @@ def test_arrays_are_found_in_the_order_in_which_they_were_made(tmp_path: Path) -
         write_tasks(directory, Array(Cluster({}), tasks))
         # its id is written when it is known
         id_ = f"{100 + number}" if number % 2 else ""
-        submission = Submission(id_, directory, 7, "host", *limits)
+        submission = Submission(id_, directory, time_ns=7, host="host", **limits)
         submission.write(directory)
         made.append((directory, submission, tasks))
     # made ready, and never submitted; and what is no array at all
