@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
@@ -222,7 +222,11 @@ def perform(
 
 
 def spec_of(directory: str) -> LaunchSpec:
-    """Decide what the run of a plan is that needs nothing else, here and in this directory."""
+    """Decide what the run of a plan is, here and in this directory.
+
+    Raises `ConfigError` if the plan does not say it. Where it is not all that a run needs, this is
+    what the run's spawner is made of.
+    """
     # as above
     from omegaconf import OmegaConf  # noqa: PLC0415
 
@@ -234,8 +238,15 @@ def spec_of(directory: str) -> LaunchSpec:
     plan = read_plan(path)
     places = {"runtime.output_dir": directory, "runtime.cwd": cwd}
     OmegaConf.register_new_resolver("hydra", places.__getitem__, replace=True)
-    around = HostContext(runtime_cwd=cwd, output_dir=directory, job_cwd=cwd, submitted=True)
-    spec = resolve(OmegaConf.create(config_of(plan)), around)
+    config, known, function = config_of(plan), dict[str, Any](), read_function(directory)
+    if function is not None:
+        # the plan names a function of a user's own app
+        del config["launch"]["entrypoint"], config["launch"]["args"]
+        known = {"function": function.entrypoint, "preload": function.preload}
+    around = HostContext(
+        runtime_cwd=cwd, output_dir=directory, job_cwd=cwd, submitted=True, **known
+    )
+    spec = resolve(OmegaConf.create(config), around)
     expect_same(spec, plan, path)
     return spec
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,10 +14,11 @@ from typing import Any
 import pytest
 
 from lllaunch.app import batch
-from lllaunch.app.batch import BatchJobRefused, run_in_job, run_task
+from lllaunch.app.batch import BatchJobRefused, run_in_job, run_task, spec_of
+from lllaunch.app.own_worker import UserFunction
 from lllaunch.cluster import slurm
 from lllaunch.cluster.slurm import JobFacts, SlurmFailed
-from lllaunch.errors import OutputError
+from lllaunch.errors import ConfigError, OutputError
 from lllaunch.run.result import NodeGone, NodeResult, RootCause, RunResult
 from lllaunch.run.submission import (
     BatchEnded,
@@ -28,7 +30,8 @@ from lllaunch.run.submission import (
     append,
     read_history,
 )
-from lllaunch.spec import Cluster, Requeue
+from lllaunch.spawner.protocol import Function
+from lllaunch.spec import Cluster, Entrypoint, Requeue
 from lllaunch.sweep.arrays import Array, ArrayJob, write_tasks
 
 
@@ -186,6 +189,32 @@ def test_what_a_task_has_said_is_in_the_log_of_its_run(
     assert not log.exists()
     assert (own / "launcher.log").read_text() == "a module is missing\n"
     assert redirected == [str(own / "launcher.log")] * 2
+
+
+def test_a_plan_tells_what_a_spawner_is_made_of_without_the_secrets_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "a secret")
+    monkeypatch.chdir(tmp_path)
+    plan, run = tmp_path / "run" / "plan.yaml", str(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "src").mkdir()
+    here = "${hydra:runtime.cwd}/src"
+    env = f"env: {{PYTHONPATH: '{here}', PYTHON_TOKEN: '${{oc.env:TOKEN}}'}}"
+    plan.write_text(f"launch: {{entrypoint: os:getpid, preload: [json], cwd: '{here}', {env}}}\n")
+    spec = spec_of(run)
+    assert (spec.imports, spec.cwd) == (("json",), f"{tmp_path}/src")
+    assert dict(spec.env) == {"PYTHON_TOKEN": "a secret", "PYTHONPATH": f"{tmp_path}/src"}
+    # of a user's own app the plan names the function, which is not to be found by that name
+    entrypoint = Entrypoint("function", "train", "train.py:main", "main")
+    function = UserFunction(entrypoint, Function("train", "main", b""))
+    (tmp_path / "run" / "function.pkl").write_bytes(pickle.dumps(function))
+    (tmp_path / "run" / "function.pkl").chmod(0o600)
+    plan.write_text("launch: {entrypoint: 'train.py:main'}\n")
+    assert spec_of(run).imports == function.preload
+    plan.write_text("launch: {entrypoint: os:getpid, cwd: 'x-${hydra:job.num}'}\n")
+    with pytest.raises(ConfigError, match=r"launch.cwd: 'x-\${hydra:job.num}' cannot be resolved"):
+        spec_of(run)
 
 
 TASK = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import lllaunch.sweep.schedule as v
 from lllaunch.app.batch import begin, end_of, enter_code, perform, redirect, spec_of
 from lllaunch.config.plan import complete, read_plan
 from lllaunch.console.sweep import SweepConsole
-from lllaunch.errors import ExitCode, for_signal
+from lllaunch.errors import ExitCode, LaunchError, for_signal
 from lllaunch.results.store import read_overrides
 from lllaunch.run.directory import PLAN
 from lllaunch.run.group import spawner_environment
@@ -88,7 +89,8 @@ def _run(
             # each worker has as many threads as are there for it
             os.environ.setdefault(_THREADS, str(max(1, need.cpus // launch["nproc"])))
         spec, warm = None, None
-        if submission.plain:
+        # a spawner that is not what the run asks for after all costs time only, and so does none
+        with contextlib.suppress(LaunchError):
             spec = spec_of(directory)
             place = spec.spawner_cwd or spec.cwd
             warm = SpawnerKey.of(spec.imports, place, spawner_environment(spec), outer)
