@@ -564,12 +564,6 @@ class WatchdogDriver:
         beats = [] if self._beats is None else read_heartbeats(self._beats, self._ranks)
         return max(beats) / 1e9 if any(beats) else None
 
-    def _live_beats(self) -> dict[int, int]:
-        if self._beats is None:
-            return {}
-        beats = read_heartbeats(self._beats, self._ranks)
-        return {rank: beats[rank] for rank in self._pids}
-
     def _look(self, now: float) -> list[object]:
         """Take the looks that are due, and those that nearly are."""
         due = [
@@ -604,8 +598,18 @@ class WatchdogDriver:
         """
         if not isinstance(finding, (Stalled, Spinning)):
             return [] if finding is None else [finding]
-        called = self._last_calls(now, finding.ranks)
-        since = now - finding.seconds
+        sources = self.recorders(finding.ranks)
+        if not sources:
+            return [finding]
+        from lllaunch.watchdog.collectives import last_call_ns, read_trace  # noqa: PLC0415 - as above
+        from lllaunch.watchdog.collector import ask  # noqa: PLC0415 - seldom
+
+        answers = ask(sources, time.monotonic() + _ANSWER_SECONDS, lambda: False)
+        at, since, called = time.time_ns(), now - finding.seconds, dict[int, float]()
+        for rank, text in answers.items():
+            trace = read_trace(text, rank)
+            if trace is not None and (moment := last_call_ns(trace)):
+                called[rank] = now - max(0, at - moment) / 1e9
         still = tuple(rank for rank in finding.ranks if called.get(rank, since) <= since)
         if still == finding.ranks:
             return [finding]
@@ -614,30 +618,6 @@ class WatchdogDriver:
         detector.forgive(max(called.values()))
         return []
 
-    def _last_calls(self, now: float, ranks: Collection[int]) -> dict[int, float]:
-        """Ask workers when they last called a collective; by local rank of those that tell."""
-        answers = self._ask(ranks, _ANSWER_SECONDS)
-        if not answers:
-            return {}
-        from lllaunch.watchdog.collectives import last_call_ns, read_trace  # noqa: PLC0415 - seldom
-
-        at = time.time_ns()
-        found = {}
-        for rank, text in answers.items():
-            trace = read_trace(text, rank)
-            if trace is not None and (moment := last_call_ns(trace)):
-                found[rank] = now - max(0, at - moment) / 1e9
-        return found
-
-    def _ask(self, ranks: Iterable[int], seconds: float) -> dict[int, bytes]:
-        """Ask workers for their collectives; by local rank of those that tell."""
-        sources = self.recorders(ranks)
-        if not sources:
-            return {}
-        from lllaunch.watchdog.collector import ask  # noqa: PLC0415 - seldom
-
-        return ask(sources, time.monotonic() + seconds, lambda: False)
-
     def _activities(
         self, usage: Mapping[int, Usage], written: Mapping[int, int]
     ) -> dict[int, Usage]:
@@ -645,7 +625,9 @@ class WatchdogDriver:
 
         ``usage``: of the workers, by local rank. ``written``: bytes in the files of their output.
         """
-        beats = self._live_beats()
+        beats = [0] * self._ranks
+        if self._beats is not None:
+            beats = read_heartbeats(self._beats, self._ranks)
         found = {}
         for rank, used in usage.items():
             output, io, wrote = written.get(rank, 0), used.io, used.written
@@ -654,8 +636,7 @@ class WatchdogDriver:
                 asked = dumped(used.pids[0])
                 output += used.written - asked if rank in self._unseen else 0
                 io, wrote = io - asked, wrote - asked
-            beat = beats.get(rank, 0)
-            found[rank] = used._replace(output=output, beat=beat, io=io, written=wrote)
+            found[rank] = used._replace(output=output, beat=beats[rank], io=io, written=wrote)
         return found
 
     def at_fault(self) -> dict[int, str] | None:
