@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 from msgspec.structs import replace
@@ -75,7 +75,7 @@ class Request(Record, frozen=True):
     ranks: frozenset[Annotated[int, Meta(ge=0)]] | None = None
     threads: bool = False
     version: int = VERSION
-    ask: str = "stacks"
+    ask: Literal["stacks"] = "stacks"
 
     def to_json(self) -> bytes:
         """Return it as a line; the inverse of `from_json`."""
@@ -94,8 +94,6 @@ class Request(Record, frozen=True):
             raise RequestRefused("request", str(error)) from None
         if request.version != VERSION:
             raise RequestRefused("version", f"this launcher speaks version {VERSION}")
-        if request.ask != "stacks":
-            raise RequestRefused("request", "asks for nothing that there is; there is 'stacks'")
         return request
 
 

@@ -182,24 +182,13 @@ class Supervisor:
         self._waits_for: GpuMemoryWait | None = None
 
     def run(self) -> Finish:
-        """Run all attempts, and show what is left of the output.
+        """Run all attempts, and show what is left of the output; all is observed.
 
-        To be called where ``signals`` is entered; `close` is to follow, whatever happens.
+        To be called where ``signals`` is entered; `close` is to follow, whatever happens. What
+        happens and the machine does not know is only observed.
 
         Raises:
             SignalException: a signal came while nothing could be done but wait.
-        """
-        end = self._drive()
-        if self.workers is not None:
-            # A console that takes nothing (a full pipe) may keep this waiting.
-            with self._signals.raising():
-                self.workers.release()
-        return end
-
-    def _drive(self) -> Finish:
-        """Feed events to the machine and perform its actions, until it finishes; all is observed.
-
-        What happens and the machine does not know is only observed.
         """
         observe = self._hooks.observe
         events: deque[Event] = deque([observe(Begin())])
@@ -211,6 +200,10 @@ class Supervisor:
             for action in self.machine.handle(events.popleft()):
                 observe(action)
                 if isinstance(action, Finish):
+                    if self.workers is not None:
+                        # A console that takes nothing (a full pipe) may keep this waiting.
+                        with self._signals.raising():
+                            self.workers.release()
                     return action
                 if isinstance(action, StartWorkers):
                     # What else came is about the attempt that is over, if not about the run.
@@ -342,18 +335,16 @@ class Supervisor:
 
     def _signalled(self, signum: int) -> object:
         if signum in self._signals.quiet:
-            return StacksAsked(Asked(signum)) if signum == STACKS_ON else self._pass_on(signum)
+            if signum == STACKS_ON:
+                return StacksAsked(Asked(signum))
+            # a preflight is no worker
+            workers = None if self.machine.in_preflight else self.workers
+            return SignalPassedOn(signum, () if workers is None else workers.pass_on(signum))
         announced = self._signals.announced
         # who announces an end asks for nothing, and there is little time
         watched = self.machine.healthy and not self.machine.in_preflight
         look = self.watchdog.interrupted(signum) if announced is None and watched else None
         return SignalReceived(signum, look, announced)
-
-    def _pass_on(self, signum: int) -> SignalPassedOn:
-        # a preflight is no worker
-        if self.workers is None or self.machine.in_preflight:
-            return SignalPassedOn(signum, ())
-        return SignalPassedOn(signum, self.workers.pass_on(signum))
 
     def _timed(self) -> list[Event]:
         found: list[Event] = []
