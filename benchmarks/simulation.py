@@ -798,7 +798,14 @@ class _Thread:
         if link is None:
             return
         store = link._base
-        work = functools.partial(link.answer_greeting, store, self._number)
+
+        def work() -> bool:
+            """Do what `Rendezvous.answer_greetings` does in a turn."""
+            has_come = rendezvous.are_set(store, [f"hello/{self._number}"], 60.0)
+            if has_come:
+                store.set(f"clock/{self._number}", str(rendezvous.now_ns()))
+            return has_come
+
         _Task(self._node, work, self._answered).run()
 
     def _answered(self, answered: Any, error: Exception | None) -> None:

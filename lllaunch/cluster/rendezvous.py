@@ -403,7 +403,8 @@ class Rendezvous:
     def _lost_for_good(self) -> bool:
         try:
             known = [key for key in ("ended", "counted") if self._round.check([key])]
-            return any(json.loads(self._round.get(key))["gone"] for key in known)
+            told = [json.loads(self._round.get(key)) for key in known]
+            return any(each["gone"] or each.get("missing") for each in told)
         except (RuntimeError, ValueError, TypeError):
             return True
 

@@ -247,6 +247,7 @@ class NodesCounted(OwnEvent, frozen=True):
     # how far the attempt came on all of them; None if that does not matter, or if not all have said
     # it
     progress: AttemptProgress | None = None
+    missing: tuple[int, ...] = ()  # group ranks of nodes that have not confirmed it
 
 
 class GroupStacks(OwnEvent, frozen=True):

@@ -39,7 +39,7 @@ from lllaunch.cluster.rendezvous import (
     torchs_keep_alive,
 )
 from lllaunch.difference import differences
-from lllaunch.documents import Plain, Record, as_record, decode_record, encode_record
+from lllaunch.documents import Plain, as_record, decode_record, encode_record
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, RendezvousFailed
 from lllaunch.signal_source import SignalException
 from lllaunch.supervisor.machine import (
@@ -131,7 +131,6 @@ class NodeGroup:
         self._joined = False
         self._suspected: float | None = None
         self._stacks_until: float | None = None
-        self._told_offset = False
         self._idle: dict[str, float] = {}
         # Requests of other nodes for stacks, and what others were asked last.
         self._wanted: list[tuple[int, bytes]] = []
@@ -168,7 +167,6 @@ class NodeGroup:
             )
             self._link = _Link(rendezvous, self._wake)
             self._link.do(load_torch)
-            self._joined = False
         return self._link
 
     def join(self, signals: SignalSource, attempt: int, restarts: int) -> Place:
@@ -212,8 +210,8 @@ class NodeGroup:
         self.places.append(place)
         for rank in range(place.size):
             self.lost.pop(place.roster.name(rank), None)
-        self._tell_offset(rendezvous)
         if first:
+            self._tell_offset(rendezvous)
             self._tell_unshared(place)
         self._watch = _Watch(
             rendezvous, self._nodes, self._settles, self._wake, link.given_up.is_set
@@ -308,9 +306,8 @@ class NodeGroup:
 
     def _tell_offset(self, rendezvous: Rendezvous) -> None:
         offset = rendezvous.clock_offset or 0.0
-        if abs(offset) < CLOCK_TOLERANCE or self._told_offset:
+        if abs(offset) < CLOCK_TOLERANCE:
             return
-        self._told_offset = True
         way = "ahead of" if offset > 0 else "behind"
         text = f"the clock of this node is {duration(abs(offset))} {way} that of node 0"
         patience = math.prod(torchs_keep_alive(self._nodes))
@@ -522,7 +519,7 @@ class NodeGroup:
                 return [news]
             case NodesAgreed():
                 return [self._agreed(news)]
-            case _Counted():
+            case NodesCounted():
                 return [self._counted(news)]
             case _Broken():
                 return self._broken(news)
@@ -553,15 +550,15 @@ class NodeGroup:
         at, here = ended.time_ns + self._offset_ns, ended.group_rank == place.group_rank
         return replace(agreed, ended=replace(ended, time_ns=at, here=here))
 
-    def _counted(self, news: _Counted) -> NodesCounted:
+    def _counted(self, counted: NodesCounted) -> NodesCounted:
         place = self.place
         assert place is not None
         self._stop_listening()
         text = "gave no sign of life when the attempt ended"
-        lost = [GroupEnd("lost", place.roster.name(each), each, text) for each in news.gone]
+        lost = [GroupEnd("lost", place.roster.name(each), each, text) for each in counted.missing]
         self.lost |= {each.node: text for each in lost}
-        again = self._enough_without([*self._gone, *news.gone])
-        return NodesCounted(lost[0] if lost else None, again, news.progress)
+        again = self._enough_without([*self._gone, *counted.missing])
+        return replace(counted, gone=lost[0] if lost else None, again=again)
 
     def _enough_without(self, gone: list[int]) -> bool:
         assert self.place is not None
@@ -710,14 +707,6 @@ _CLOSED = re.compile(r"connection|socket|broken pipe|recv|shutdown or crash", re
 
 class _Broken(NamedTuple):
     why: str
-
-
-class _Counted(Record, frozen=True):
-    """Group ranks of nodes that have not confirmed that the attempt ends."""
-
-    gone: tuple[int, ...] = ()
-    # how far it came on all nodes; None if that does not matter, or is not known
-    progress: AttemptProgress | None = None
 
 
 class _Wanted(NamedTuple):
@@ -949,8 +938,8 @@ class _Watch(_Thread):
             # it gets the time to say so
             if not complete and now < self._roll_ends + 2 * self._interval:
                 return False
-            counted = decode_record(store.get("counted"), _Counted) if complete else None
-            self._wake(counted or _Counted((expected[0],)), self)
+            counted = decode_record(store.get("counted"), NodesCounted) if complete else None
+            self._wake(counted or NodesCounted(missing=(expected[0],)), self)
             return True
         self._watched = expected[1:]
         late = now >= self._roll_ends
@@ -962,7 +951,7 @@ class _Watch(_Thread):
         if not late and len(there) + len(missing) < len(expected):
             return False
         progress = _farthest(store.multi_get([f"end/{r}" for r in there])) if there else None
-        counted = _Counted(tuple(sorted(missing)), progress)
+        counted = NodesCounted(missing=tuple(sorted(missing)), progress=progress)
         store.set("counted", encode_record(counted).decode())
         self._wake(counted, self)
         return True

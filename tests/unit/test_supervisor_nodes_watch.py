@@ -24,8 +24,9 @@ from lllaunch.supervisor.machine import (
     GroupEnd,
     MembershipChanged,
     NodesAgreed,
+    NodesCounted,
 )
-from lllaunch.supervisor.nodes import _Counted, _Wanted, _Watch
+from lllaunch.supervisor.nodes import _Wanted, _Watch
 from lllaunch.watchdog.evidence import Frame, RankStack
 from lllaunch.watchdog.findings import Silent
 
@@ -123,7 +124,7 @@ def test_all_hear_the_first_word_and_that_nobody_is_missing(four: Playing) -> No
     end(four, 1, FAILED)
     end(four, 2, replace(FAILED, reason="died"))
     four.turns(2)
-    assert four.said() == [[FAILED, _Counted()]] * 4
+    assert four.said() == [[FAILED, NodesCounted()]] * 4
     assert four.over == [True] * 4
 
 
@@ -134,14 +135,14 @@ def test_a_node_that_is_gone_when_another_tells_of_a_failure_is_missed(four: Pla
     # the workers are ended meanwhile, but who is left is not known yet
     assert four.said(3) == [[FAILED]] * 3
     four.turns(2 * PATIENCE, dead=[3])
-    assert four.said(3) == [[FAILED, _Counted((3,))]] * 3
+    assert four.said(3) == [[FAILED, NodesCounted(missing=(3,))]] * 3
 
 
 def test_when_the_node_that_counts_is_gone_the_others_miss_it(four: Playing) -> None:
     four.turns(2)
     end(four, 1, FAILED)
     four.turns(4 * PATIENCE, dead=[0])
-    assert four.said(0) == [[FAILED, _Counted((0,))]] * 3
+    assert four.said(0) == [[FAILED, NodesCounted(missing=(0,))]] * 3
 
 
 def test_nodes_that_are_known_to_be_gone_are_not_waited_for(four: Playing) -> None:
@@ -149,7 +150,7 @@ def test_nodes_that_are_known_to_be_gone_are_not_waited_for(four: Playing) -> No
     left = NodesAgreed("node", GroupEnd("left", "node 0 (host0)", 0), gone=(0,))
     end(four, 0, left)
     four.turns(2, dead=[0])
-    assert four.said(0) == [[left, _Counted()]] * 3
+    assert four.said(0) == [[left, NodesCounted()]] * 3
 
 
 def test_the_loss_of_a_node_is_told_when_its_patience_is_over(four: Playing) -> None:
@@ -159,7 +160,7 @@ def test_the_loss_of_a_node_is_told_when_its_patience_is_over(four: Playing) -> 
     four.turns(2 * PATIENCE, dead=[2])
     for first, last in four.said(2):
         assert (first.ended.how, first.gone) == ("lost", (2,))
-        assert last == _Counted()
+        assert last == NodesCounted()
 
 
 def test_after_success_nobody_is_counted(four: Playing) -> None:
@@ -210,7 +211,7 @@ def test_all_are_counted_when_all_have_said_how_far_it_came(three: Playing) -> N
     say(three, 1, 5.0, saved=True)
     three.turns(2)
     farthest = AttemptProgress(7.0, checkpoint_changed=True, time_ns=102)
-    assert three.said() == [[FAILED, _Counted((), farthest)]] * 3
+    assert three.said() == [[FAILED, NodesCounted(progress=farthest)]] * 3
     assert three.over == [True] * 3
 
 
@@ -221,7 +222,7 @@ def test_who_knows_nothing_is_not_waited_for(three: Playing) -> None:
     say(three, 2, None)
     three.turns(3)
     farthest = AttemptProgress(3.0, checkpoint_changed=False, time_ns=102)
-    assert three.said() == [[FAILED, _Counted((), farthest)]] * 3
+    assert three.said() == [[FAILED, NodesCounted(progress=farthest)]] * 3
 
 
 def test_a_node_that_says_nothing_is_waited_for_no_longer_than_it_may_take(three: Playing) -> None:
@@ -232,7 +233,7 @@ def test_a_node_that_says_nothing_is_waited_for_no_longer_than_it_may_take(three
     assert three.said() == [[FAILED]] * 3
     three.turns(6)
     farthest = AttemptProgress(4.0, checkpoint_changed=False, time_ns=101)
-    assert three.said() == [[FAILED, _Counted((), farthest)]] * 3
+    assert three.said() == [[FAILED, NodesCounted(progress=farthest)]] * 3
 
 
 def _ask(playing: Playing, number: int, group_rank: int | None) -> None:
