@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import os
 import signal
 import sys
+
+from lllaunch.spawner.private_names import forget_exit_functions, take_over_multiprocessing
 
 # Python ignores these itself, and a Python worker started by exec would have them so.
 _IGNORED_BY_PYTHON = frozenset({signal.SIGPIPE, signal.SIGXFSZ})
@@ -119,6 +122,16 @@ def reseed() -> None:
     with contextlib.suppress(Exception):
         if torch is not None:
             torch.seed()
+
+
+def disown() -> None:
+    """In a fork: forget what is the other process's to do: its exit functions and its children.
+
+    Its objects are frozen, so that its open files are not flushed a second time at the end.
+    """
+    forget_exit_functions()
+    take_over_multiprocessing()
+    gc.freeze()
 
 
 def flush_streams() -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import json
 import os
 import resource
@@ -56,7 +55,6 @@ from lllaunch.spawner.child import ChildDefaults, failure_of, start
 from lllaunch.spawner.interpreter import comes_too_late
 from lllaunch.spawner.orphans import MARK, OrphanCleanup, Pauses, kill_below
 from lllaunch.spawner.preloading import Preloaded, loaded_runtimes, pause, preload
-from lllaunch.spawner.private_names import forget_exit_functions, take_over_multiprocessing
 from lllaunch.spawner.protocol import Channel, Forked, Message, Pickled, SpawnRequest
 
 # What does not end although it was killed, and whose launcher is gone, is left after this long.
@@ -427,11 +425,7 @@ def fork_server(
         if pid == 0:
             try:
                 os.setsid()
-                # What is the other process's to do is forgotten: its exit functions, its children.
-                # Its objects are frozen, so that its open files are not flushed a second time.
-                forget_exit_functions()
-                take_over_multiprocessing()
-                gc.freeze()
+                forks.disown()
                 forks.ignore_all()
                 ours.close()
                 os.environ[MARK] = mark

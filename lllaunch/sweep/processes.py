@@ -13,9 +13,7 @@ allocates is gone with the process. It says what it needs, waits for its lease, 
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import gc
 import io
 import os
 import signal
@@ -23,7 +21,6 @@ import socket
 import sys
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
@@ -48,6 +45,7 @@ from lllaunch.spawner import forks
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.forks import flush_streams, fork
 from lllaunch.spawner.orphans import Inherited, is_of, kill_below
+from lllaunch.spawner.private_names import run_exit_functions
 from lllaunch.spawner.protocol import Channel, Message, connected
 from lllaunch.sweep.machine import SweepMachine, pin
 from lllaunch.sweep.pool import Lease
@@ -111,7 +109,7 @@ def become(
             set_parent_death_signal(signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(_ALONE)
-            _disown()
+            forks.disown()
             leave()
             own, Inherited.lineage = work.marks
             set_lineage(own)
@@ -126,7 +124,7 @@ def become(
         except BaseException as error:  # noqa: BLE001 - it must not return into the launcher
             code = _code_of(error)
         with contextlib.suppress(Exception):
-            atexit._run_exitfuncs()
+            run_exit_functions()
         flush_streams()  # nobody may read it any more
         flush_c_streams()
     finally:
@@ -216,13 +214,6 @@ def _adopt(
         return Spawner.adopt(branch, answer.patience, adopted=adopted, later=begin.soon)
     except SpawnerDied:
         return None
-
-
-def _disown() -> None:
-    """Forgets what is the launcher's to do at its end; its objects are never finalized here."""
-    atexit._clear()
-    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
-    gc.freeze()
 
 
 def _set_streams(streams: Iterable[int]) -> None:
