@@ -103,47 +103,39 @@ class Jobs:
         own: dict[Seam, Callable[[Any], Any]] = {
             Seam.LOADER: lambda _: GuardedLoader,
             Seam.LISTS: keeping_lists,
-            Seam.CALLBACKS: self._beginning,
-            Seam.LOGGING: _delaying,
-            Seam.RUN_JOB: self._naming,
+            Seam.CALLBACKS: lambda make: functools.partial(self._begin, make),
+            Seam.LOGGING: lambda configure: functools.partial(configure_late, configure),
+            Seam.RUN_JOB: lambda run_job: functools.partial(self._run_named, run_job),
         }
         with self.at_end:
             return self.ledger.run(app, own)
 
-    def _beginning(self, make: Callable[..., Callbacks]) -> Callable[..., Callbacks]:
-        """Return Hydra's class of callbacks, but before it makes them, all is decided.
+    def _begin(self, make: Callable[..., Callbacks], config: DictConfig, *args: Any) -> Callbacks:
+        """Decide all before Hydra makes its callbacks.
 
         What is refused has called nothing, and leaves nothing behind: Hydra writes ``.hydra`` when
         its callbacks have been called. The record of a run that is there already stays as it is,
         and a directory that was made for the refused one is taken away again. Only where callbacks
         might change what is to run, and nobody reviews that, the decision waits for them.
         """
+        alone = config.hydra.mode == RunMode.RUN
+        with locating(GlobalHydra.instance().config_loader(), config):
+            try:
+                if alone:
+                    self._claim(config)
+                if alone and (has_rules() or not config.hydra.callbacks):
+                    self._plan_ahead(config)
+            except BaseException:
+                for directory in reversed(self._claimed):
+                    directory.discard()
+                raise
+        return make(config, *args)
 
-        def begin_and_make(config: DictConfig, *args: Any, **kwargs: Any) -> Callbacks:
-            alone = config.hydra.mode == RunMode.RUN
-            with locating(GlobalHydra.instance().config_loader(), config):
-                try:
-                    if alone:
-                        self._claim(config)
-                    if alone and (has_rules() or not config.hydra.callbacks):
-                        self._plan_ahead(config)
-                except BaseException:
-                    for directory in reversed(self._claimed):
-                        directory.discard()
-                    raise
-            return make(config, *args, **kwargs)
-
-        return begin_and_make
-
-    def _naming(self, run_job: Callable[..., JobReturn]) -> Callable[..., JobReturn]:
-        """Return Hydra's function, but what it cannot write names the run's directory."""
-
-        def run_named(*args: Any, **kwargs: Any) -> JobReturn:
-            # an error of the job is in what it returns, others are of Hydra's own files
-            with naming(self._latest[1]):
-                return run_job(*args, **kwargs)
-
-        return run_named
+    def _run_named(self, run_job: Callable[..., JobReturn], **given: Any) -> JobReturn:
+        """Run Hydra's only job, but what Hydra cannot write names the run's directory."""
+        # an error of the job is in what it returns, others are of Hydra's own files
+        with naming(self._latest[1]):
+            return run_job(**given)
 
     def _claim(self, config: DictConfig) -> None:
         """Take the directory that a run's config names; of a name for the moment, a free one."""
@@ -333,19 +325,15 @@ class _LateFile(logging.FileHandler):
             super().handleError(record)
 
 
-def _delaying(configure: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
-    """Return Hydra's function, but log files are made by the first message that goes to them."""
-
-    def delayed(conf: dict[str, Any]) -> None:
-        for handler in (conf.get("handlers") or {}).values():
-            if handler.get("class") == "logging.FileHandler":
-                # not named in the config, where a policy might have to know it
-                del handler["class"]
-                handler.setdefault("delay", True)
-                handler["()"] = _LateFile
-        configure(conf)
-
-    return delayed
+def configure_late(configure: Callable[[dict[str, Any]], None], conf: dict[str, Any]) -> None:
+    """Set up logging, but log files are made by the first message that goes to them."""
+    for handler in (conf.get("handlers") or {}).values():
+        if handler.get("class") == "logging.FileHandler":
+            # not named in the config, where a policy might have to know it
+            del handler["class"]
+            handler.setdefault("delay", True)
+            handler["()"] = _LateFile
+    configure(conf)
 
 
 def run(jobs: Jobs, config_name: str = PRIMARY) -> int:

@@ -15,6 +15,7 @@ no message quotes what variables hold, if that looks like a secret.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shlex
@@ -301,33 +302,29 @@ def expect_readable(path: str) -> None:
             raise ConfigError((problem,))
 
 
-def _reporting_quietly(report: Callable[[Callable[[], Any]], Any]) -> Callable[..., Any]:
-    """Return Hydra's function, but why an app ends is raised, and nothing is printed.
+def _report_quietly(report: Callable[[Callable[[], Any]], Any], func: Callable[[], Any]) -> Any:
+    """Do as Hydra's function, but raise why an app ends, and print nothing.
 
     What is neither ours nor comes of composing it still reports as it does.
     """
+    if _wants_full_errors():
+        return func()
+    ended: list[Exception] = []
 
-    def run_and_report(func: Callable[[], Any]) -> Any:
-        if _wants_full_errors():
+    def call() -> Any:
+        try:
             return func()
-        ended: list[Exception] = []
+        except _TOLD as error:
+            ended.append(error)
 
-        def call() -> Any:
-            try:
-                return func()
-            except _TOLD as error:
-                ended.append(error)
-
-        value = report(call)
-        if ended:
-            raise ended[0]
-        return value
-
-    return run_and_report
+    value = report(call)
+    if ended:
+        raise ended[0]
+    return value
 
 
 _BOUNDARY: Mapping[Seam, Callable[[Any], Any]] = {
-    Seam.REPORT: _reporting_quietly,
+    Seam.REPORT: lambda report: functools.partial(_report_quietly, report),
     Seam.RETURN: lambda _: QuietReturn,
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lllaunch.app.app import _delaying
+from lllaunch.app.app import configure_late
 
 
 def configured(path: str) -> logging.Logger:
@@ -20,8 +20,8 @@ def configured(path: str) -> logging.Logger:
         logging.config.dictConfig({"version": 1, "disable_existing_loggers": False, **conf})
 
     file = {"class": "logging.FileHandler", "filename": path}
-    _delaying(configure)(
-        {"handlers": {"file": file}, "loggers": {"of.a.test": {"handlers": ["file"]}}}
+    configure_late(
+        configure, {"handlers": {"file": file}, "loggers": {"of.a.test": {"handlers": ["file"]}}}
     )
     return logging.getLogger("of.a.test")
 
