@@ -376,6 +376,8 @@ def _frames_of(hang: Hang, members: Sequence[int], cwd: str) -> Iterator[StyledT
         if frames:
             yield StyledText(f"    {_were(together)} here (innermost call first):")
             yield from (StyledText(f"      {frame_text(each, cwd)}", "quote") for each in frames)
+            if stack is not None and stack.handled:
+                yield StyledText(f"    It was handling {stack.handled.replace(f'{cwd}/', '')}")
         # those that could not run are reported above
         elif not set(together) <= {*hang.asleep, *hang.stopped}:
             yield StyledText(f"    {_were(together)} {place or _UNKNOWN}")

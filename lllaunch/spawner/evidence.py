@@ -26,6 +26,8 @@ import json
 import os
 import signal
 import sys
+import threading
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -122,7 +124,9 @@ TRACE_FILE = "collectives.json"
 """What the trace of a worker's collectives is called, beside its error.json."""
 
 GROUPS = "lllaunch_groups"
-"""Name of the handler that tells which ranks are in which process group."""
+"""Name of the handler that tells what is Python's: ranks of groups, and what is being handled."""
+
+_MOST_TEXT = 300  # characters of an exception
 
 # The second is what the first was called up to torch 2.5, and is understood by later ones.
 _BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE"
@@ -219,8 +223,21 @@ def _groups() -> dict[str, list[int]]:
     return {}
 
 
+def _handled() -> str:
+    """Return what the main thread has raised and still handles, in one line; empty if nothing."""
+    with contextlib.suppress(Exception):  # its text is made by the user's code
+        found = private_names.handled_exception(threading.main_thread().ident or 0)
+        if found is not None:
+            kind, value, trace = found
+            (call, *_) = reversed(traceback.extract_tb(trace))
+            text = f"{kind.__name__}: {value}".partition("\n")[0]
+            return f"{text[:_MOST_TEXT]} ({call.filename}:{call.lineno})"
+    return ""
+
+
 def _tell_groups(_: Any, response: Any) -> None:
-    response.set_content(json.dumps(_groups()), "application/json")
+    told = {"groups": _groups(), "handled": _handled()}
+    response.set_content(json.dumps(told), "application/json")
     response.set_status(200)
 
 

@@ -70,6 +70,14 @@ def interpreter_flags() -> list[str]:
     return subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined, no-any-return]
 
 
+def handled_exception(thread: int) -> tuple[Any, Any, Any] | None:
+    """Return type, value and traceback of what a thread handles, in ``finally`` also."""
+    found = sys._current_exceptions().get(thread)
+    if isinstance(found, BaseException):  # from Python 3.12 on
+        return type(found), found, found.__traceback__
+    return None if found is None or found[0] is None else found
+
+
 # multiprocessing
 
 

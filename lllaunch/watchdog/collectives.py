@@ -66,9 +66,10 @@ _UNDESCRIBED = frozenset({"", "undefined"})
 def read_trace(data: bytes, rank: int, *, ended: bool = False) -> RankTrace | None:
     """Read what torch tells of a rank's collectives.
 
-    ``data``: JSON of ``{"groups": {name: ranks}, "traces": [...]}``, each trace one of the flight
-    recorder's (versions 2.1 to 2.10 have what is needed here). ``ended``: whether the rank was
-    about to end: what is retired may have failed. Returns None if nothing is known of it.
+    ``data``: JSON of ``{"groups": {name: ranks}, "handled": text, "traces": [...]}``, each trace
+    one of the flight recorder's (versions 2.1 to 2.10 have what is needed here). ``ended``: whether
+    the rank was about to end: what is retired may have failed. Returns None if nothing is known of
+    it.
     """
     try:
         told = msgspec.json.decode(data, type=_Document)
@@ -90,6 +91,7 @@ def read_trace(data: bytes, rank: int, *, ended: bool = False) -> RankTrace | No
     return RankTrace(
         rank,
         tuple(replace(each, ranks=members.get(each.name, ())) for each in groups.values()),
+        told.handled,
     )
 
 
@@ -119,6 +121,7 @@ class _Trace(msgspec.Struct):
 
 class _Document(msgspec.Struct):
     groups: dict[str, list[int]] = {}
+    handled: str = ""
     traces: list[_Trace] = []
 
 

@@ -90,8 +90,9 @@ def ask(
     for rank in sorted(known - silent):
         parts = found[rank]
         # as one object, each answer as it came
+        own = parts.get(GROUPS, b'{"groups": {}}').strip()[:-1]
         traces = b", ".join(parts[name] for name in _TRACES if name in parts)
-        documents[rank] = b'{"groups": %b, "traces": [%b]}\n' % (parts.get(GROUPS, b"{}"), traces)
+        documents[rank] = b'%b, "traces": [%b]}\n' % (own, traces)
     return documents
 
 
@@ -148,6 +149,7 @@ class RankCase:
             wchan=worker.wchan,
             source=chosen.source if chosen.frames or not worker.state else "kernel",
             trace=self.trace,
+            handled="" if self.trace is None else self.trace.handled,
             threads=chosen.threads,
             process=chosen.facts.pid,
         )
@@ -325,7 +327,9 @@ class StackCollector:
         for case in cases:
             answer, path = answers.get(case.rank, b""), paths.get(case.rank, "")
             if answer:
-                case.trace = read_trace(answer, asked[case.rank][0])
+                hide = str if self._written is None else self._written.hide
+                told = hide(answer.decode(errors="replace")).encode()
+                case.trace = read_trace(told, asked[case.rank][0])
             if path:
                 # what is no JSON is worth a look, too
                 path = os.path.join(os.path.dirname(path), TRACE_FILE)

@@ -102,6 +102,8 @@ class RankTrace(Record, frozen=True):
 
     rank: int
     groups: tuple[GroupTrace, ...] = ()
+    # the exception that its main thread handled, and where it was raised; or an empty string
+    handled: str = ""
 
     def group(self, name: str) -> GroupTrace:
         """A group by its name; one without calls if the rank knows none."""
@@ -124,6 +126,7 @@ class RankStack(Record, frozen=True):
     source: Text = ""  # where the frames are from; empty if nothing is known of it
     # its threads that wait for locks, if there are two or more: perhaps for each other
     locks: tuple[LockWait, ...] = ()
+    handled: Text = ""  # the exception that it handled, and where that was raised
     trace: RankTrace | None = None  # which collectives it has come to, or None if that is not known
     threads: tuple[Thread, ...] = ()  # the main one first; only at a glance
     process: int = 0  # the process that these are of, which may be one below the worker; 0 for none

@@ -298,7 +298,7 @@ def test_all_are_asked_and_who_does_not_answer_is_left_out(tmp_path: Path, serve
             0,
             fr_trace_json=answer(TRACE),
             dump_nccl_trace_json=NOT_THERE,
-            **{GROUPS: answer(b'{"0": [0, 1]}')},
+            **{GROUPS: answer(b'{"groups": {"0": [0, 1]}, "handled": "E: no"}')},
         ),
         # who holds the interpreter's lock cannot tell of groups
         1: served(1, fr_trace_json=answer(TRACE), dump_nccl_trace_json=answer(TRACE)),
@@ -310,11 +310,12 @@ def test_all_are_asked_and_who_does_not_answer_is_left_out(tmp_path: Path, serve
     }
     found = ask(sources, time.monotonic() + 2.0, lambda: False)
     assert found == {
-        0: b'{"groups": {"0": [0, 1]}, "traces": [%b]}\n' % TRACE,
+        0: b'{"groups": {"0": [0, 1]}, "handled": "E: no", "traces": [%b]}\n' % TRACE,
         1: b'{"groups": {}, "traces": [%b, %b]}\n' % (TRACE, TRACE),
     }
     read = read_trace(found[0], 0)
     assert read is not None
     assert read.group("0").ranks == (0, 1)
+    assert read.handled == "E: no"
     # nobody wants to know any more
     assert ask(sources, time.monotonic() + WAIT, lambda: True) == {}

@@ -45,7 +45,12 @@ def test_private_names_of_others_are_in_one_module() -> None:
     assert found == {}
     assert private(PLACE) == {
         *("_Environ", "_shutdown", "_run_exitfuncs", "_clear", "_registry", "_exit_function"),
-        *("_xoptions", "_args_from_interpreter_flags", "_finalizer_registry"),
+        *(
+            "_current_exceptions",
+            "_xoptions",
+            "_args_from_interpreter_flags",
+            "_finalizer_registry",
+        ),
         *("_run_after_forkers", "_children", "_inheriting", "_resource_tracker", "_fd"),
         *("_WorkerServer", "_register_handler", "_world", "_distributed_c10d"),
     }
@@ -68,6 +73,7 @@ def test_private_names_of_others_are_in_one_module() -> None:
         (resource_tracker._resource_tracker, "_fd"),
         (subprocess, "_args_from_interpreter_flags"),
         (sys, "_xoptions"),
+        (sys, "_current_exceptions"),
     ],
 )
 def test_this_python_has_them(place: object, name: str) -> None:
