@@ -40,7 +40,7 @@ from lllaunch.run.build import BuildQuery, modules_of
 from lllaunch.run.directory import LOCK_NAME, PLAN, SUBMISSION, RunDirectory, forget_result
 from lllaunch.run.files import naming
 from lllaunch.run.result import KilledBySignal, NodeGone, RunResult, known_result
-from lllaunch.run.snapshot import Snapshot, let_go
+from lllaunch.run.snapshot import let_go
 from lllaunch.run.submission import (
     FUNCTION,
     LOG,
@@ -162,7 +162,7 @@ def run_in_job(
 
 
 def _run(batch: BatchJob, submission: Submission) -> int:
-    enter_code(submission.cwd, batch.snapshot)
+    enter_code(submission, batch.directory)
     with prestarted(()) as spawner:
         return perform(batch, submission, spawner)
 
@@ -388,9 +388,18 @@ def _say(text: str) -> None:
     Console().note(text)
 
 
-def enter_code(cwd: str, snapshot: Snapshot | None) -> None:
-    """Work and import where the command was given, or there in the snapshot of the code."""
-    place = str if snapshot is None else snapshot.place
+def enter_code(submission: Submission, directory: str) -> None:
+    """Work and import where the command was given, or there in the snapshot of the code.
+
+    ``directory``: of a run that was submitted, absolute.
+    """
+    cwd = submission.cwd
+    if not cwd:
+        # it was submitted by the version before
+        from lllaunch.app.rerun import read_submitted  # noqa: PLC0415 - Hydra is imported
+
+        cwd = read_submitted(directory).cwd
+    place = str if submission.snapshot is None else submission.snapshot.place
     cwd = place(cwd)
     try:
         os.chdir(cwd)

@@ -52,7 +52,7 @@ def run_pack(task: Sequence[ArrayJob], batch: BatchJob, submission: Submission) 
     # those that were over before the task was taken back are not run again
     left = [job for job in task if end_of(job.directory, account_of(job.directory)) is None]
     if left:
-        enter_code(submission.cwd, batch.snapshot)
+        enter_code(submission, left[0].directory)
         machine = find_machine(os.environ, None, _cores())
         _run(left, machine, batch, submission)
     batch.ran = True
