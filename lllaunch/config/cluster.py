@@ -154,11 +154,9 @@ def _read_each(tree: Tree, key: str, findings: Findings, what: str) -> list[str]
 
 
 def _read_additional(tree: Tree, key: str, findings: Findings) -> dict[str, Any] | None:
-    if not isinstance(tree, dict):
-        findings.add(key, tree, Unfit("a mapping of options of sbatch", code=KEY))
-        return None
     found: dict[str, Any] = {}
-    for name, item in tree.items():
+    expected = "a mapping of options of sbatch"
+    for name, item in findings.mapping(key, tree, expected, code=KEY).items():
         if _is_null(item) or reveal(item) is False:
             continue
         option = findings.attempt(f"{key}.{name}", name, _read_option)

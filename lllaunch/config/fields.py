@@ -73,6 +73,16 @@ class Findings:
         """Notes a problem with a key that has no value worth showing."""
         self.note(Diagnostic(code, key, "", message, hint))
 
+    def mapping(
+        self, key: str, tree: Tree, expected: str, hint: str = "", code: Code = "type"
+    ) -> dict[Any, Tree]:
+        """Return a mapping; nothing for null, or what is noted to be something else."""
+        if isinstance(tree, dict):
+            return tree
+        if tree is not None:
+            self.add(key, tree, Unfit(expected, hint, code=code))
+        return {}
+
     def attempt(self, key: str, value: Tree, read: Callable[[Any], T]) -> T | None:
         """Calls ``read`` with the plain value of ``value``.
 

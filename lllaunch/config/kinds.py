@@ -90,11 +90,9 @@ class Node(NamedTuple):
 
     def values(self, tree: Tree, key: str, findings: Findings) -> dict[str, Any]:
         """Return what is set, as the record has it; nothing if it is no mapping."""
-        if tree is not None and not isinstance(tree, dict):
-            expected = f"a mapping of {self.of} ({', '.join(self.fields)})"
-            findings.add(key, tree, Unfit(expected, self.meant(reveal(tree)), code="type"))
-            tree = None
-        items = known_items(tree or {}, key, self.fields, findings, self.synonyms)
+        expected = f"a mapping of {self.of} ({', '.join(self.fields)})"
+        given = findings.mapping(key, tree, expected, self.meant(reveal(tree)))
+        items = known_items(given, key, self.fields, findings, self.synonyms)
         return read_fields(self.fields, items, key, findings)
 
     def read(self, tree: Tree, key: str, findings: Findings) -> Any:

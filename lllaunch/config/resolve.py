@@ -55,6 +55,7 @@ from lllaunch.config.values import (
     check_within,
     count_cpus,
     count_gpus,
+    joined,
     nproc_word,
     overlap,
     parse_mask,
@@ -74,13 +75,8 @@ if TYPE_CHECKING:
 
 def read_env(tree: Tree, key: str, findings: Findings) -> dict[str, Tree]:
     """Read variables: text or whole numbers by name, sorted; secrets are withheld."""
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        findings.add(key, tree, Unfit("a mapping of variables (NAME: value)", code="type"))
-        return {}
     env = {}
-    for name, value in tree.items():
+    for name, value in findings.mapping(key, tree, "a mapping of variables (NAME: value)").items():
         where = f"{key}.{name}"
         known = findings.attempt(where, name, _name)
         text = findings.attempt(where, value, _text)
@@ -115,14 +111,9 @@ def read_env_per_rank(
     tree: Tree, key: str, nproc: int | None, findings: Findings
 ) -> dict[range, dict[str, Tree]]:
     """Read variables by local ranks, in their order; ``nproc`` is None if it is not known."""
-    if tree is None:
-        return {}
-    if not isinstance(tree, dict):
-        expected = "a mapping of local ranks to variables (0: {NAME: value})"
-        findings.add(key, tree, Unfit(expected, code="type"))
-        return {}
     env: list[tuple[range, dict[str, Tree]]] = []
-    for ranks, variables in tree.items():
+    expected = "a mapping of local ranks to variables (0: {NAME: value})"
+    for ranks, variables in findings.mapping(key, tree, expected).items():
         where = f"{key}.{ranks}"
         numbers = findings.attempt(where, ranks, partial(_ranks, nproc=nproc))
         own = read_env(variables, where, findings)
@@ -259,7 +250,7 @@ def _build(
         # what is shown is read from the file
         redirects={rank: Std(std | tee[rank]) for rank, std in files.items()},
         tee=tee,
-        local_ranks_filter=None if settings["local_ranks_filter"] is None else _joined(shown),
+        local_ranks_filter=None if settings["local_ranks_filter"] is None else joined(shown),
         sources=sources,
         withheld=tuple(_withheld(secrets, call, preflight)),
     )
@@ -410,18 +401,6 @@ def is_own_app(path: str) -> bool:
 
 
 _LONGEST_SCRIPT = 4 * 1024 * 1024  # bytes
-
-
-def _joined(ranges: Sequence[range]) -> tuple[range, ...]:
-    """Ranges in order, without overlaps and gaps of none."""
-    found: list[range] = []
-    for ranks in sorted(ranges, key=lambda each: each.start):
-        if found and ranks.start <= found[-1].stop:
-            last = found.pop()
-            found.append(range(last.start, max(last.stop, ranks.stop)))
-        else:
-            found.append(ranks)
-    return tuple(found)
 
 
 # Settings that take any text.

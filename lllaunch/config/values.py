@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 
@@ -172,6 +172,17 @@ def parse_ranks(value: object) -> range:
     return range(first, last + 1)
 
 
+def joined(ranges: Iterable[range]) -> tuple[range, ...]:
+    """Ranges in order; those that overlap, or have no gap between them, as one."""
+    found: list[range] = []
+    for ranks in sorted(ranges, key=lambda each: each.start):
+        if found and ranks.start <= found[-1].stop:
+            last = found.pop()
+            ranks = range(last.start, max(last.stop, ranks.stop))  # noqa: PLW2901 - one range now
+        found.append(ranks)
+    return tuple(found)
+
+
 def overlap(ranges: Sequence[range]) -> tuple[range, range] | None:
     """Two of the ranges that share a rank, if there are such."""
     ordered = sorted(ranges, key=lambda ranks: ranks.start)
@@ -214,13 +225,12 @@ class Mask(Struct, frozen=True):
         """What is said of it, for whatever number of ranks there are, as `write_mask` writes it."""
         if not self.parts:
             return _name_of(self.rest)
-        joined: list[tuple[range, Std]] = []
-        for ranks, std in sorted(self.parts, key=lambda part: part[0].start):
-            if joined and joined[-1][0].stop == ranks.start and joined[-1][1] == std:
-                ranks = range(joined.pop()[0].start, ranks.stop)  # noqa: PLW2901 - one range now
-            joined.append((ranks, std))
-        named = [f"{write_range(ranks)}:{_name_of(std)}" for ranks, std in joined if std]
-        return " ".join(named) or _name_of(Std.NONE)
+        named = [
+            (ranks.start, f"{write_range(ranks)}:{_name_of(std)}")
+            for std in {std for _, std in self.parts if std}
+            for ranks in joined(ranks for ranks, own in self.parts if own == std)
+        ]
+        return " ".join(text for _, text in sorted(named)) or _name_of(Std.NONE)
 
 
 def parse_mask(value: Tree, key: str, findings: Findings) -> Mask | None:
