@@ -31,12 +31,7 @@ from lllaunch.config.fields import (
 )
 from lllaunch.config.schema import DEFAULT_PRESET
 from lllaunch.config.tree import BROKEN, Tree, reveal
-from lllaunch.config.values import (
-    format_duration,
-    format_size,
-    parse_duration,
-    parse_size,
-)
+from lllaunch.config.values import format_duration, format_size, parse_duration, parse_size
 from lllaunch.errors import Unfit
 from lllaunch.spec import (
     RESTART_CAUSES,

@@ -24,13 +24,7 @@ from lllaunch.cluster.address import (
     parse_endpoint,
     parse_nnodes,
 )
-from lllaunch.config.fields import (
-    Settings,
-    did_you_mean,
-    read_choice,
-    read_count,
-    read_word,
-)
+from lllaunch.config.fields import Settings, did_you_mean, read_choice, read_count, read_word
 from lllaunch.config.kinds import Kind, Node
 from lllaunch.config.tree import Tree, conceal, has_secrets, reveal
 from lllaunch.config.values import Nvml, format_duration, parse_duration

@@ -11,10 +11,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from lllaunch.config.fields import (
-    Findings,
-    did_you_mean,
-)
+from lllaunch.config.fields import Findings, did_you_mean
 from lllaunch.config.tree import Tree, part_of, reveal
 from lllaunch.errors import Unfit
 from lllaunch.linux import gpus as driver
