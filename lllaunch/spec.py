@@ -294,11 +294,7 @@ class LaunchSpec(Discreet, frozen=True):
     grace_period: float = 30.0
     leftovers: float = 0.5
     not_secret: tuple[str, ...] = ()
-    signals: tuple[signal.Signals, ...] = (
-        signal.SIGTERM,
-        signal.SIGINT,
-        signal.SIGHUP,
-    )
+    signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     watchdog: WatchdogPolicy = field(default_factory=WatchdogPolicy)
     max_restarts: int = 0
     restart: RestartPolicy = field(default_factory=RestartPolicy)

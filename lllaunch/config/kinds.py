@@ -134,10 +134,7 @@ def _resources_meant(value: object) -> str:
 
 
 RESOURCES = Node(
-    Resources,
-    dict.fromkeys(Resources._fields, Kind(read_count)),
-    _resources_meant,
-    of="numbers",
+    Resources, dict.fromkeys(Resources._fields, Kind(read_count)), _resources_meant, of="numbers"
 )
 
 
@@ -430,8 +427,7 @@ KINDS: Mapping[str, Kind] = {
         whole=True,
     ),
     "Size": Kind(
-        partial(parse_size, zero=False),
-        lambda size: None if size is None else format_size(size),
+        partial(parse_size, zero=False), lambda size: None if size is None else format_size(size)
     ),
     "Texts": Kind(partial(read_each, read=read_text), list, whole=True),
     "Watchdog": Kind(_read_watchdog, written_policy, whole=True),

@@ -160,10 +160,7 @@ def _read_layers(reader: Reader, findings: Findings, key: str, outer: str = "") 
 
 
 def _build(
-    settings: Settings,
-    around: HostContext,
-    cluster: ClusterNode | None,
-    root: Mapping[Any, Any],
+    settings: Settings, around: HostContext, cluster: ClusterNode | None, root: Mapping[Any, Any]
 ) -> LaunchSpec:
     """Read all settings; the spec is of use only if nothing was found."""
     findings = settings.findings
