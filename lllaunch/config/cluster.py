@@ -308,7 +308,7 @@ class ClusterNode(NamedTuple):
 
 def read_cluster(
     reader: Reader, key: str, settings: Settings, *, reviewed: bool = False
-) -> tuple[ClusterNode, Settings]:
+) -> ClusterNode:
     """Read the node at the key that `lllaunch.config.read.cluster_key` gives.
 
     ``hydra.launcher.cluster`` is a name or a mapping, and there may be submitit's keys beside it,
@@ -326,14 +326,14 @@ def read_cluster(
         beside = {"backend": BACKEND, **reader.items(outer, LAUNCHERS_KEYS, IGNORED)}
         items = {**beside, **(own or {"backend": reader.items(outer, [KEY])[KEY]})}
     findings = _Reviewed() if reviewed else Findings()
-    found, settings = _with_nodes(_read(items, key, findings), settings, findings)
+    found = _with_nodes(_read(items, key, findings), settings, findings)
     for problem in findings.problems:
         name = problem.key.removeprefix(f"{KEY}.")
         first = re.split(r"[.\[]", name)[0]
         where = f"{outer}.{name}" if first in beside and first != "backend" else key
         where = f"{key}.{name}" if first in own else where
         settings.findings.note(replace(problem, key=where, code=KEY))
-    return found, settings
+    return found
 
 
 def refuse_other(reader: Reader, findings: Findings) -> None:
@@ -434,9 +434,7 @@ def _check_twice(items: Mapping[str, Tree], findings: Findings) -> None:
             findings.add(f"{KEY}.{where}", item, unfit)
 
 
-def _with_nodes(
-    read: ClusterNode, settings: Settings, findings: Findings
-) -> tuple[ClusterNode, Settings]:
+def _with_nodes(read: ClusterNode, settings: Settings, findings: Findings) -> ClusterNode:
     """Decide how many nodes a run has that goes to a cluster.
 
     ``launch.nnodes: 4`` and ``cluster.nodes: 4`` both ask for them; once the job has them, they
@@ -450,12 +448,10 @@ def _with_nodes(
     try:
         given = read_nnodes(reveal(tree)) if settings.is_given("nnodes") else None
     except Unfit:
-        return read, settings  # noted where it is read
-    if given is None or given == AUTO:
-        nodes, secrets = read.nodes or 1, read.secrets
-    else:
+        return read  # noted where it is read
+    nodes, secrets = read.nodes or 1, read.secrets
+    if given is not None and given != AUTO:
         least, nodes = given
-        secrets = read.secrets
         if least != nodes:
             expected = f"one number, as the run goes to a cluster ({KEY}.backend)"
             hint = "an allocation has as many nodes as it was asked for"
@@ -467,8 +463,8 @@ def _with_nodes(
         elif isinstance(tree, Withheld):
             secrets = {**secrets, (KEY, "nodes"): tree}
     if given == AUTO or nodes > 1:
-        settings = settings.with_value("nnodes", AUTO)
-    return ClusterNode(structs.replace(read.cluster, nodes=nodes), nodes, secrets), settings
+        settings.change("nnodes", AUTO)
+    return ClusterNode(structs.replace(read.cluster, nodes=nodes), nodes, secrets)
 
 
 def written_cluster(cluster: Cluster) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from lllaunch.config.locate import locate, locate_main, misfits
 from lllaunch.config.tree import BROKEN, Tree, Withheld, has_secrets, reveal
 from lllaunch.config.values import format_duration, parse_duration
 from lllaunch.errors import Code, Unfit
-from lllaunch.secret_names import is_secret_name
 from lllaunch.spec import Entrypoint, Path, Preflight
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -287,33 +286,22 @@ def why_empty(root: Mapping[Any, Any], key: str, searched: Sequence[str]) -> Unf
             hint = "put the line '# @package _global_' at the top of that config file"
             return Unfit(expected, hint, f"there is {name}.{key}", code="entrypoint")
     # what +exp=resnet becomes where there is no such group: a plain value
-    plain = (
-        name
-        for name in ("exp", *root)
-        if isinstance(name, str) and isinstance(root.get(name), str) and not is_secret_name(name)
-        if re.fullmatch(r"[\w./-]{1,80}", root[name])
-    )
-    group = next(plain, None)
-    if group is None:
+    chosen = root.get("exp")
+    if not isinstance(chosen, str) or not re.fullmatch(r"[\w./-]{1,80}", chosen):
         return Unfit(expected, code="entrypoint")
     looked = f" in {', '.join(searched)}" if searched else ""
-    hint = f"'{group}={root[group]}' was taken for a plain value"
-    return Unfit(expected, hint, f"there is no config group {group!r}{looked}", code="entrypoint")
+    hint = f"'exp={chosen}' was taken for a plain value"
+    return Unfit(expected, hint, f"there is no config group 'exp'{looked}", code="entrypoint")
 
 
 _PREFLIGHT = "a program and its arguments ([nvidia-smi, -L]), or {command: [...], timeout: 5m}"
 
 
 def _read_words(tree: Tree, key: str, findings: Findings) -> tuple[str, ...] | None:
-    before = findings.count
-    if isinstance(tree, list):
-        read = read_command_line(tree, key, findings, "preflight")
-        words = tuple(str(reveal(word)) for word, _ in read)
-    else:
-        words = findings.attempt(key, tree, _split_words) or ()
-    if not words and findings.count == before:
-        findings.add(key, tree, Unfit(_PREFLIGHT, code="preflight"))
-    return words if findings.count == before else None
+    if not isinstance(tree, list) or not tree:
+        return findings.attempt(key, tree, _split_words)
+    before, words = findings.count, read_command_line(tree, key, findings, "preflight")
+    return tuple(str(reveal(word)) for word, _ in words) if findings.count == before else None
 
 
 def _split_words(value: object) -> tuple[str, ...]:
@@ -324,9 +312,12 @@ def _split_words(value: object) -> tuple[str, ...]:
     if "\0" in value:
         raise Unfit("text without NUL characters", code="preflight")
     try:
-        return tuple(shlex.split(value))
+        words = tuple(shlex.split(value))
     except ValueError as error:
         raise Unfit("a command line", "", str(error), code="preflight") from None
+    if not words:
+        raise Unfit(_PREFLIGHT, code="preflight")
+    return words
 
 
 PREFLIGHT = Node(

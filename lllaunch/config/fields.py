@@ -5,7 +5,6 @@ What reads a value raises `Unfit` for anything else.
 
 from __future__ import annotations
 
-import copy
 import difflib
 import os
 import re
@@ -356,22 +355,18 @@ class Settings:
     def scalar(self, name: str, read: Callable[[Any], T], default: T) -> T:
         """Read a setting that is one value; ``default`` is for null and what is wrong."""
         tree = self._tree[name]
-        plain = reveal(tree)
-        if plain is None:
-            value: T | None = default
-        else:
-            value = self.findings.attempt(self.key_of(name), tree, read)
+        if reveal(tree) is None:
+            return default
+        value = self.findings.attempt(self.key_of(name), tree, read)
         return default if value is None else value
 
     def each(self, name: str, read: Callable[[object], T]) -> tuple[T, ...]:
         """Reads a setting that is a list."""
         return read_each(self._tree[name], self.key_of(name), self.findings, read)
 
-    def with_value(self, name: str, value: Tree) -> Settings:
-        """Return the same settings with another value of one."""
-        other = copy.copy(self)
-        other._tree = {**self._tree, name: value}
-        return other
+    def change(self, name: str, value: Tree) -> None:
+        """Give one another value."""
+        self._tree[name] = value
 
     def _check_worker_names(self, name: str) -> None:
         tree, key = self._tree[name], self.key_of(name)

@@ -420,7 +420,7 @@ def resolve(cfg: DictConfig, around: HostContext) -> LaunchSpec:
     settings = _read_layers(reader, findings, key, outer)
     cluster: ClusterNode | None = None
     if asked:
-        cluster, settings = read_cluster(reader, asked, settings, reviewed=reviewed)
+        cluster = read_cluster(reader, asked, settings, reviewed=reviewed)
     elif around.function is None and around.entrypoint_required and not users_own:
         # of an app of the user's own it may be anything
         refuse_other(reader, findings)
