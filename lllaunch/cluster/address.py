@@ -92,14 +92,14 @@ def _numbers(part: str) -> Iterator[str]:
     return (f"{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1))
 
 
-def parse_nnodes(value: object) -> tuple[int, int]:
+def parse_nnodes(value: object, expected: str = _COUNT) -> tuple[int, int]:
     """Reads a number of nodes or ``MIN:MAX``, at least 1 and in order, or raises `Unfit`."""
     if isinstance(value, int) and not isinstance(value, bool):
         parts = [value]
     else:
         texts = value.strip().split(":") if isinstance(value, str) else []
         if not 1 <= len(texts) <= 2 or not all(map(_is_number, texts)):
-            raise Unfit(_COUNT, code="nodes")
+            raise Unfit(expected, code="nodes")
         parts = [int(text) for text in texts]
     least, most = parts[0], parts[-1]
     if least < 1:

@@ -24,7 +24,14 @@ from lllaunch.cluster.address import (
     parse_endpoint,
     parse_nnodes,
 )
-from lllaunch.config.fields import Settings, did_you_mean, read_choice, read_count, read_word
+from lllaunch.config.fields import (
+    Settings,
+    did_you_mean,
+    hinted,
+    read_choice,
+    read_count,
+    read_word,
+)
 from lllaunch.config.kinds import Kind, Node
 from lllaunch.config.tree import Tree, conceal, has_secrets, reveal
 from lllaunch.config.values import Nvml, format_duration, parse_duration
@@ -226,13 +233,7 @@ def read_nnodes(value: object) -> Literal["auto"] | tuple[int, int]:
     word = value.strip().lower() if isinstance(value, str) else ""
     if word == AUTO:
         return AUTO
-    try:
-        return parse_nnodes(value)
-    except Unfit as unfit:
-        general = unfit.expected.startswith("a number of nodes (")
-        expected = _COUNT if general else unfit.expected
-        hint = unfit.hint or did_you_mean(word, [AUTO])
-        raise Unfit(expected, hint, unfit.detail, code=unfit.code) from None
+    return hinted(partial(parse_nnodes, expected=_COUNT), did_you_mean(word, [AUTO]))(value)
 
 
 def _read_rdzv(settings: Settings) -> _Said:
