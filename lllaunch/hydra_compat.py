@@ -289,29 +289,20 @@ class WatchedLoader(ConfigLoaderImpl):
 def read_defaults(
     loader: ConfigLoaderImpl, config_name: str | None, overrides: Sequence[str], *, sweep: bool
 ) -> tuple[DefaultsList, IConfigRepository]:
-    """Return what a loader would compose, and where it finds it.
-
-    ``sweep``: configs may be missing.
-    """
+    """Return what a loader would compose, and where it finds it; a ``sweep`` may lack configs."""
     parsed, repo = loader._parse_overrides_and_create_caching_repo(config_name, list(overrides))
-    found = create_defaults_list(
-        repo=repo,
-        config_name=config_name,
-        overrides_list=parsed,
-        prepend_hydra=True,
-        skip_missing=sweep,
-    )
-    return found, repo
+    return create_defaults_list(
+        repo, config_name, parsed, prepend_hydra=True, skip_missing=sweep
+    ), repo
 
 
-def merge_files(loader: ConfigLoaderImpl, found: DefaultsList, repo: Any) -> DictConfig:
-    """Return what the files of a defaults list come to, without overrides."""
-    return loader._compose_config_from_defaults_list(found.defaults, repo)
-
-
-def apply_overrides(loader: ConfigLoaderImpl, found: DefaultsList, config: DictConfig) -> None:
-    """Apply the overrides of values to a config."""
+def merged(loader: ConfigLoaderImpl, found: DefaultsList, repo: Any) -> DictConfig:
+    """Return what the files of a defaults list and the overrides of values come to."""
+    config = loader._compose_config_from_defaults_list(found.defaults, repo)
+    OmegaConf.set_struct(config, True)
+    OmegaConf.set_readonly(config.hydra, False)
     loader._apply_overrides_to_config(found.config_overrides, config)
+    return config
 
 
 def file_name(config_path: str) -> str:

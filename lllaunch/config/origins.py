@@ -25,7 +25,7 @@ from lllaunch.config.document import NO_LINES, Lines, lines_of
 from lllaunch.config.interpolation import references
 from lllaunch.config.schema import PRESET_KEYS, PRESET_NAMES
 from lllaunch.config.tree import dotted, parts_of, shown_path
-from lllaunch.hydra_compat import apply_overrides, file_name, merge_files, read_defaults
+from lllaunch.hydra_compat import file_name, merged, read_defaults
 from lllaunch.omegaconf_compat import keeps_defaults_list
 from lllaunch.secret_names import redacted_overrides
 
@@ -329,10 +329,7 @@ def origins(
         # before Hydra merges: its merging changes configs that it has loaded
         layers = [*_layers(repo, _with_groups(found))]
         layers += map(_layer_of, found.config_overrides)
-        cfg = merge_files(loader, found, repo)
-        OmegaConf.set_struct(cfg, True)
-        OmegaConf.set_readonly(cfg.hydra, False)
-        apply_overrides(loader, found, cfg)
+        cfg = merged(loader, found, repo)
     return origins_of(layers, _plain(cfg))
 
 
