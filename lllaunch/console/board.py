@@ -6,6 +6,7 @@ one of few.
 
 from __future__ import annotations
 
+import os
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +28,7 @@ from lllaunch.words import (
     passed,
     short_extremes,
     short_overrides,
+    shown_path,
 )
 from lllaunch.workers.terminal import cut
 
@@ -86,26 +88,27 @@ class Board:
     """The present state of a sweep.
 
     `overrides` returns those of a job, redacted; `common` are those that all jobs share, which are
-    not shown. `resumed` jobs had succeeded before. `where` returns a job's directory as it is
-    shown. Times are in seconds.
+    not shown. `resumed` jobs had succeeded before. Times are in seconds.
     """
 
     def __init__(
         self,
+        directory: str,
         total: int = 0,
         overrides: Callable[[int], Sequence[str]] = lambda _: (),
+        resumed: int = 0,
+        *,
         common: Collection[str] = (),
         policy: SweepPolicy | None = None,
-        now: float = 0.0,
-        resumed: int = 0,
         slots: Lease | None = None,
         objectives: Objectives | None = None,
-        where: Callable[[str], str] = str,
     ) -> None:
-        self.total = total
+        self.directory, self.total = directory, total
+        self.cwd = ""  # paths are shown relative to it
+        self.resumed, self.common = resumed, frozenset(common)
         self.slots = slots or Lease()
         self.objectives = Objectives() if objectives is None else objectives
-        self.began = now
+        self.began = 0.0
         self.jobs: dict[int, JobView] = {}  # those that are composed and not over, by number
         # how many are over, by state
         self.counts: Counter[J] = Counter({J.SKIPPED: resumed} if resumed else {})
@@ -115,9 +118,8 @@ class Board:
         # numbers of the jobs that were ended by a signal to the launcher
         self.cancelled: set[int] = set()
         self.ending = False  # whether nothing is started any more
-        self._overrides, self._common = overrides, common
+        self._overrides = overrides
         self._policy = policy
-        self._where = where
         self._signals = 0
         # of all attempts that have ended, and of those that succeeded
         self._all, self._good = Durations(), Durations()
@@ -175,7 +177,7 @@ class Board:
     def _job(self, number: int, overrides: Sequence[str] = ()) -> JobView:
         if number not in self.jobs:
             known = overrides or self._overrides(number)
-            own = tuple(each for each in known if each not in self._common)
+            own = tuple(each for each in known if each not in self.common)
             self.jobs[number] = JobView(number, own)
         return self.jobs[number]
 
@@ -274,8 +276,8 @@ class Board:
         else:
             text = f"job {job.number} failed after {after}"
             text += f" in attempt {end.attempts - 1}" if end.attempts > 1 else ""
-            text += f": {ending(job.exit_code, job.why)}; logs in {self._where(job.directory)}"
-            self._say(text, "bad")
+            where = shown_path(os.path.join(self.directory, job.directory), self.cwd)
+            self._say(f"{text}: {ending(job.exit_code, job.why)}; logs in {where}", "bad")
         if end.state is J.FAILED:
             self._drain()
 
@@ -366,7 +368,7 @@ def heartbeat_text(board: Board, now: float) -> str:
     return f"{passed(now - board.began)}: {', '.join(filter(None, parts))}"
 
 
-def view_of(board: Board, path: str, now: float) -> LiveView:
+def view_of(board: Board, now: float) -> LiveView:
     """Return a sweep as ``top`` shows it.
 
     Running jobs come first, then those that failed last, those that wait, and those that succeeded
@@ -402,7 +404,7 @@ def view_of(board: Board, path: str, now: float) -> LiveView:
         )
     subject = ListEntry(
         "sweep",
-        path,
+        board.directory,
         "running",
         seconds=now - board.began,
         eta=None if board.ending else board.left(now),

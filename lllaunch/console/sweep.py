@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-import os
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,9 +32,6 @@ from lllaunch.words import StyledText, counted, shown_path
 if TYPE_CHECKING:
     from lllaunch.run.result import RunResult
     from lllaunch.sweep.history import SweepResult
-    from lllaunch.sweep.objective import Objectives
-    from lllaunch.sweep.pool import Lease
-    from lllaunch.sweep.schedule import SweepPolicy
     from lllaunch.watchdog.progress import Progress
 
 
@@ -95,10 +91,7 @@ class SweepConsole:
         self._interval = None if self.live or policy.quiet else policy.interval
         self._paint = Painter(stream, policy.color).paint
         self._table: Bottom | None = None
-        self._board = Board()
-        self._begun: float | None = None
-        self._directory = self._cwd
-        self._common: Collection[str] = ()
+        self._board = Board(self._cwd)
         self._drawn = float("-inf")
         self._changed = False
         # when the next line reports how far the sweep is
@@ -110,39 +103,23 @@ class SweepConsole:
             return _TICK_S
         return None if self._interval is None else max(0.0, self._beat - self._clock())
 
-    def began(
-        self,
-        directory: str,
-        total: int,
-        overrides: Callable[[int], Sequence[str]],
-        resumed: int = 0,
-        *,
-        common: Collection[str] = (),
-        policy: SweepPolicy | None = None,
-        batch: int | None = None,
-        slots: Lease | None = None,
-        objectives: Objectives | None = None,
-    ) -> None:
-        """Report that a sweep begins in a directory, with what a `Board` knows of it.
+    def began(self, board: Board, batch: int | None = None) -> None:
+        """Report that a sweep begins.
 
         Where the sweeper asks for several batches of jobs, `batch` is the number of this one, and
         only the first begins the sweep.
         """
-        now = self._begun = self._clock()
+        self._board, now = board, self._clock()
+        board.began, board.cwd = now, self._cwd
         if self._interval is not None:
             self._beat = now + self._interval
-        self._directory, self._common = directory, frozenset(common)
-        self._board = Board(
-            *(total, overrides, self._common, policy, now, resumed, slots, objectives),
-            where=lambda job: shown_path(os.path.join(directory, job), self._cwd),
-        )
-        where = shown_path(directory, self._cwd)
-        text = f"sweep of {counted(total, 'job')} in {where}"
+        where = shown_path(board.directory, self._cwd)
+        text = f"sweep of {counted(board.total, 'job')} in {where}"
         if batch is not None:
             text = f"sweep in {where}, whose jobs the sweeper chooses as it goes on"
         text += f", {self._machine}" if self._machine else ""
-        if resumed:
-            text += f"; {resumed} of them had succeeded before"
+        if board.resumed:
+            text += f"; {board.resumed} of them had succeeded before"
         if not batch and not self._quiet:
             self.note(text)
         if self.live:
@@ -152,7 +129,7 @@ class SweepConsole:
     def _rows(self, columns: int, lines: int) -> list[Row]:
         from lllaunch.console.live_table import view_rows  # noqa: PLC0415 - of terminals
 
-        view = view_of(self._board, self._directory, self._clock())
+        view = view_of(self._board, self._clock())
         # what jobs print scrolls above
         most = max(lines // 2, self._board.running + _AROUND)
         return view_rows(view, columns, min(lines, most), self._cwd)
@@ -206,10 +183,10 @@ class SweepConsole:
         self.close()
         stream = self._flow.stream
         setting = Setting(
-            directory=self._directory,
+            directory=self._board.directory,
             cwd=self._cwd,
             total=0 if numbers is None else self._board.total,
-            common=self._common,
+            common=self._board.common,
             cancelled=self._board.cancelled,
             columns=size_of(stream).columns if is_terminal(stream) else 0,
             resume=resume,
@@ -217,8 +194,7 @@ class SweepConsole:
         if numbers is not None:
             numbers = numbers if isinstance(numbers, range) else frozenset(numbers)
             jobs = tuple(job for job in result.jobs if job.job in numbers)
-            seconds = result.seconds if self._begun is None else self._clock() - self._begun
-            result = replace(result, jobs=jobs, seconds=seconds)
+            result = replace(result, jobs=jobs, seconds=self._clock() - self._board.began)
         if not (self._quiet and result.exit_code == 0):
             self._say(summary_rows(result, setting), last=True)
 

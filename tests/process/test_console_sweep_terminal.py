@@ -20,6 +20,7 @@ import pytest
 from support.launching import until
 
 import lllaunch.sweep.schedule as v
+from lllaunch.console.board import Board
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import JobPrinted, Tick
@@ -44,7 +45,7 @@ class Sweep:
 
     def began(self, total: int, wide: str = "", running: int = 0, **more: Any) -> None:
         """A sweep begins, and some of its jobs do a second ago."""
-        self.console.began("/m", total, lambda number: (f"x={wide}{number}",), **more)
+        self.console.began(Board("/m", total, lambda number: (f"x={wide}{number}",), **more))
         for number in range(running):
             self.start(number)
         if running:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from lllaunch.console.board import Board
 from lllaunch.console.console import Console
 from lllaunch.console.stream import KEPT, Outlet
 from lllaunch.console.sweep import SweepConsole
@@ -266,7 +267,7 @@ def test_both_streams_of_jobs_in_one_pipe_never_mix_within_a_line(
     long = b"a" * 200_000
     with os.fdopen(os.dup(line.fd), "w", encoding="utf-8") as other:
         console = SweepConsole(line.stream, out=other, cwd=str(tmp_path))
-        console.began(str(tmp_path), 1, lambda _: ())
+        console.began(Board(str(tmp_path), 1))
         console.observe(JobPrinted(0, 1, long))
         console.observe(JobPrinted(1, 2, b"b"))
         found = line.taken()

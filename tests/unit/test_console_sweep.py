@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 
 import lllaunch.sweep.schedule as v
+from lllaunch.console.board import Board
 from lllaunch.console.summary import Setting, summary_rows
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.spec import ConsolePolicy
@@ -45,7 +46,7 @@ class Sweep:
             machine="1 GPU, 2 cores",
             policy=shows,
         )
-        self.console.began(str(place / "m"), 3, lambda n: (f"a.x={n}", "b=1"), **more)
+        self.console.began(Board(str(place / "m"), 3, lambda n: (f"a.x={n}", "b=1"), **more))
         self.new()
 
     def new(self) -> str:
@@ -73,11 +74,11 @@ def test_a_sweep_begins(tmp_path: Path) -> None:
     stream = io.StringIO()
     console = SweepConsole(stream, cwd=str(tmp_path), machine="8 GPUs, 2 cores")
     assert not console.live
-    console.began(str(tmp_path / "multirun"), 20, lambda _: ())
-    console.began("/elsewhere", 1, lambda _: (), resumed=1)
+    console.began(Board(str(tmp_path / "multirun"), 20))
+    console.began(Board("/elsewhere", 1, resumed=1))
     # of several batches the first begins it
     for batch in range(2):
-        console.began("/m", 1, lambda _: (), batch=batch)
+        console.began(Board("/m", 1), batch)
     machine = "8 GPUs, 2 cores"
     assert stream.getvalue().split("\n") == [
         f"lllaunch: sweep of 20 jobs in multirun, {machine}",

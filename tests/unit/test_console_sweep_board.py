@@ -34,7 +34,7 @@ def overrides(number: int) -> list[str]:
 
 def board(total: int = 3, **policy: object) -> Board:
     shared, settings = {"+exp=resnet"}, SweepPolicy(**policy)  # type: ignore[arg-type]
-    return Board(total, overrides, shared, settings, where=lambda name: f"multirun/1/{name}")
+    return Board("multirun/1", total, overrides, common=shared, policy=settings)
 
 
 def said(of: Board, *events: object, now: float = 0.0) -> list[str]:
@@ -57,7 +57,7 @@ def ends(number: int, code: int = 0, attempts: int = 1, **more: Any) -> list[obj
 
 
 def shown(of: Board, columns: int = 100, lines: int = 30, now: float = 0.0) -> list[str]:
-    rows = view_rows(view_of(of, "multirun/1", now), columns, lines, "/")
+    rows = view_rows(view_of(of, now), columns, lines, "/")
     return ["".join(part.text for part in row).rstrip() for row in rows]
 
 
@@ -255,6 +255,7 @@ def test_the_table_always_fits(
 ) -> None:
     slots = Lease(tuple(gpus), tuple(range(cores)))
     of = Board(
+        "multirun/1",
         100,
         lambda number: [f"x={names[number]}"] if number < len(names) else [],
         slots=slots,
@@ -321,7 +322,8 @@ def test_what_jobs_say_of_themselves_counts_for_how_long_it_will_take() -> None:
 
 
 def test_the_best_objective_stands_below_the_header_with_its_job() -> None:
-    of = Board(9, overrides, {"+exp=resnet"}, objectives=Objectives("minimize"))
+    known = Objectives("minimize")
+    of = Board("multirun/1", 9, overrides, common={"+exp=resnet"}, objectives=known)
     for number, value in enumerate([0.5, 0.25, 0.75]):
         begun(of, number, lease=Lease())
         said(of, *ends(number, objective=value))

@@ -41,6 +41,7 @@ from lllaunch.app.sweeping.probes import compared, decides, probe
 from lllaunch.app.sweeping.sweeper import command
 from lllaunch.config.read import cluster_key, register_resolvers
 from lllaunch.config.sweep import SweepSettings, sweep_settings
+from lllaunch.console.board import Board
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, OutputError, for_signal
 from lllaunch.hydra_compat import BASIC_SWEEPER
@@ -219,17 +220,14 @@ class HydraSweep:
             SignalSource(quiet=QUIET, stops=True) as signals,
             contextlib.closing(console),
         ):
-            console.began(
-                self._session.path,
-                len(batch.numbers),
-                batch.label,
-                len(batch.skipped),
+            board = Board(
+                *(self._session.path, len(batch.numbers), batch.label, len(batch.skipped)),
                 common=self._common(batch),
                 policy=self._settings.policy,
-                batch=None if self.at_once else self._batches - 1,
                 slots=None if self._jobs.for_cluster else self._jobs.machine.everything,
                 objectives=self._known_objectives(batch),
             )
+            console.began(board, None if self.at_once else self._batches - 1)
             try:
                 finish = self._sweep(batch, overrides, console, signals)
             except LaunchError as error:
@@ -312,9 +310,8 @@ class HydraSweep:
         with contextlib.suppress(AppEnded), refusing():
             console = SweepConsole(live=False, policy=self._settings.console)
             with SignalSource(quiet=QUIET), contextlib.closing(console):
-                console.began(
-                    self._session.path, 0, batch.label, common=self._common(batch), batch=1
-                )
+                board = Board(self._session.path, 0, batch.label, common=self._common(batch))
+                console.began(board, batch=1)
                 failure = self._conclude(batch, console, None, seen=False)
             if failure is not None:
                 raise failure

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import lllaunch.sweep.schedule as v
 from lllaunch.app.batch import begin, end_of, enter_code, perform, redirect, spec_of
 from lllaunch.config.plan import complete, read_plan
+from lllaunch.console.board import Board
 from lllaunch.console.sweep import SweepConsole
 from lllaunch.errors import ExitCode, LaunchError, for_signal
 from lllaunch.results.store import read_overrides
@@ -132,7 +133,7 @@ def _run(
         ) as signals:
             if batch.early is not None:
                 signal.raise_signal(batch.early)
-            console.began(batch.directory, len(jobs), label, policy=policy)
+            console.began(Board(batch.directory, len(jobs), label, policy=policy))
             executor = LocalExecutor(Work(prepare, execute, machine, spawners), leases)
             onlooker = Onlooker(observe, console.tick_in, console.awaited)
             Sweep(executor, policy, Journal(), onlooker, [*jobs], signals).run()
