@@ -149,8 +149,6 @@ class LocalExecutor(Executor):
             self._take_back(job.number, job.lease, error)
             return
         job.begun = True
-        if job.channel is None:
-            return
         lent = None if job.answer.warm is None else self._warm.lend(job.answer.warm, job.pidfd)
         # It was forked before they were taken.
         locks = self._leases.descriptors(job.lease)
@@ -199,7 +197,7 @@ class LocalExecutor(Executor):
         for pipe in job.pipes:
             if pipe.fileno() in ready:
                 pipe.read(self.sweep.observe)
-        if job.channel is not None and job.channel.fileno() in ready:
+        if job.channel.fileno() in ready:
             job.receive()
             if job.progress is not None:
                 self.sweep.observe(job.progress)

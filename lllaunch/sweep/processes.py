@@ -21,7 +21,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
@@ -328,12 +328,12 @@ class JobProcess:
     ``apart``: whether the job has said that it has closed what is the launcher's.
     """
 
-    def __init__(self, number: int, pipes: Iterable[OutputPipe] = ()) -> None:
-        self.number = number
-        self.pid, self.pidfd = 0, -1
+    def __init__(
+        self, number: int, pid: int, pidfd: int, channel: Channel, pipes: Sequence[OutputPipe]
+    ) -> None:
+        self.number, self.pid, self.pidfd = number, pid, pidfd
+        self.channel, self.pipes = channel, pipes
         self.branch_pidfd = -1
-        self.pipes = tuple(pipes)
-        self.channel: Channel | None = None
         self.answer: Answer | None = None
         self.handled = self.apart = False
         self.lease: Lease | None = None
@@ -356,48 +356,40 @@ class JobProcess:
         Raises:
             ForkFailed: the system has no process or no descriptor left.
         """
-        job: JobProcess | None = None
-        pipes: list[OutputPipe] = []
-
-        def leave_all() -> None:
-            ours.close()
-            for pipe in pipes:
-                pipe.reader.close()
-            leave()
-
         with contextlib.ExitStack() as undo:
             try:
-                for stream in (1, 2) if work.captures else ():
-                    pipes.append(OutputPipe(number, stream))
-                    undo.callback(pipes[-1].close)
-                ours, theirs = connected()
-                undo.callback(ours.close)
-                undo.callback(theirs.close)
-                job = cls(number, pipes)
+                pipes = [
+                    undo.enter_context(contextlib.closing(OutputPipe(number, stream)))
+                    for stream in ((1, 2) if work.captures else ())
+                ]
+                ours, theirs = map(undo.enter_context, connected())
+
+                def leave_all() -> None:
+                    ours.close()
+                    for pipe in pipes:
+                        pipe.reader.close()
+                    leave()
+
                 parent, ends = os.getpid(), [pipe.writer.fileno() for pipe in pipes]
                 flush_streams()
-                job.pid = fork()
-                if job.pid == 0:
+                pid = fork()
+                if pid == 0:
                     become(work, number, parent, theirs, ends, leave_all)
-                pidfd = open_pidfd(job.pid)
+                undo.callback(os.waitpid, pid, 0)
+                undo.callback(os.kill, pid, signal.SIGKILL)
+                pidfd = open_pidfd(pid)
             except OSError as error:
-                if job is not None and job.pid > 0:
-                    os.kill(job.pid, signal.SIGKILL)
-                    os.waitpid(job.pid, 0)
                 why = shortage(error) or error.strerror or str(error)
                 raise ForkFailed(number, why) from error
             undo.pop_all()
         assert pidfd is not None  # our own child, not waited for
-        job.pidfd, job.channel = pidfd, Channel(ours)
         theirs.close()
         for pipe in pipes:
             pipe.writer.close()
-        return job
+        return cls(number, pid, pidfd, Channel(ours), pipes)
 
     def receive(self) -> None:
         """Take note of what the job says; `answer` and `branch_pidfd` tell."""
-        if self.channel is None:
-            return
         for message in self.channel.receive():
             match as_record(message.header, JobMessage):
                 case Prepared() | JobBroken() as answer:
@@ -411,11 +403,11 @@ class JobProcess:
                 case Adopted(pid):
                     self.branch_pidfd = open_pidfd(pid) or -1
         if self.channel.closed:
-            self._close_channel()
+            self.channel.close()
 
     def await_apart(self) -> None:
         """Wait until the job has closed what it was forked with, or has ended: moments."""
-        while not self.apart and self.channel is not None:
+        while not (self.apart or self.channel.closed):
             wait_readable(self.channel)
             self.receive()
 
@@ -426,11 +418,9 @@ class JobProcess:
 
     def awaited(self, prints: bool = True) -> list[int]:
         """The descriptors that are readable when there is something to do for this job."""
-        fds = [pipe.fileno() for pipe in self.pipes if prints]
-        if self.channel is not None:
-            fds.append(self.channel.fileno())
         # That of an ended process stays readable.
-        fds.append(self.pidfd if self.exit_code is None else self.branch_pidfd)
+        process = self.pidfd if self.exit_code is None else self.branch_pidfd
+        fds = [*(pipe.fileno() for pipe in self.pipes if prints), self.channel.fileno(), process]
         return [fd for fd in fds if fd >= 0]
 
     def branch_ended(self) -> bool:
@@ -473,13 +463,8 @@ class JobProcess:
             if tell is not None:
                 pipe.finish(tell, cut=self._killed)
             pipe.close()
-        self._close_channel()
+        self.channel.close()
         for fd in (self.pidfd, self.branch_pidfd):
             if fd >= 0:
                 os.close(fd)
         self.pidfd = self.branch_pidfd = -1
-
-    def _close_channel(self) -> None:
-        if self.channel is not None:
-            self.channel.close()
-            self.channel = None

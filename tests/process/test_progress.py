@@ -168,8 +168,7 @@ def test_a_live_run_is_listed_with_its_step_and_one_of_before_is_not_taken_for_i
 
 def test_a_job_tells_its_sweep_how_far_it_is_and_waits_for_nobody() -> None:
     ours, theirs = connected()
-    job, channel = JobProcess(4), Channel(theirs)
-    job.channel = Channel(ours)
+    job, channel = JobProcess(4, 0, -1, Channel(ours), ()), Channel(theirs)
     processes._launchers.append((channel, 4))
     try:
         processes.tell_progress(7.0, 9.0, None)
