@@ -54,9 +54,11 @@ def job_config(
     return canonical
 
 
-def job_key(canonical: Mapping[str, Any]) -> str:
-    """Returns the fingerprint of what `job_config` made: SHA-256 in hexadecimal."""
-    return _digest(canonical)
+def job_key(canonical: Any) -> str:
+    """Returns the fingerprint of canonical JSON, such as `job_config` makes: a SHA-256."""
+    # ASCII: the same for lone surrogates, which UTF-8 does not know
+    text = json.dumps(canonical, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def worth_keeping(canonical: Mapping[str, Any]) -> bool:
@@ -70,13 +72,7 @@ def identity(data: Any) -> str:
     Raises:
         TypeError: something in it is not plain data; names its key.
     """
-    return _digest(_canonical(data, str, ""))
-
-
-def _digest(value: Any) -> str:
-    # ASCII: the same for lone surrogates, which UTF-8 does not know
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()
+    return job_key(_canonical(data, str, ""))
 
 
 # whole directories only: not /a/bc for /a/b, nor the end of a longer path, as in /x/a/b,
@@ -163,7 +159,7 @@ def overrides_key(overrides: Sequence[str], neutral: bool = True, *, clusters: b
             for text in texts
             if not _is_neutral(_path(text)) and not (ours and _path(text)[0] == _CLUSTER)
         ]
-    return _digest(_ordered(texts))
+    return job_key(_ordered(texts))
 
 
 def _is_neutral(path: tuple[str, ...]) -> bool:

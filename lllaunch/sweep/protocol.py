@@ -166,11 +166,11 @@ class OutputPipe:
             if block is not None:
                 self.close()
             return False
-        *lines, rest = block.split(b"\n")
-        for line in lines:
-            tell(JobPrinted(self.number, self.stream, bytes(self._line + line)))
-            self._line.clear()
-        self._line += rest
+        self._line += block
+        if b"\n" in block:
+            *lines, self._line = self._line.split(b"\n")
+            for line in lines:
+                tell(JobPrinted(self.number, self.stream, bytes(line)))
         if len(self._line) >= LONGEST:
             self._tell_rest(tell)
         return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import re
 import time
@@ -68,23 +69,18 @@ def set_aside(path: str) -> str | None:
     Raises:
         OutputError: it cannot be renamed.
     """
-    journal, summary = os.path.join(path, JOURNAL), os.path.join(path, SUMMARY)
-    if not os.path.lexists(journal):
+    stem, extension = os.path.splitext(os.path.join(path, JOURNAL))
+    if not os.path.lexists(stem + extension):
         return None
-    number = 1
-    while os.path.lexists(_numbered(journal, number)):
-        number += 1
+    names = (f"{stem}.{number}{extension}" for number in itertools.count(1))
+    former = next(name for name in names if not os.path.lexists(name))
     with naming(path):
         # first, so that a journal that is here always has the summary that is
         with contextlib.suppress(FileNotFoundError):
-            os.rename(summary, _numbered(summary, number))
-        os.rename(journal, _numbered(journal, number))
-    return _numbered(journal, number)
-
-
-def _numbered(name: str, number: int) -> str:
-    stem, extension = os.path.splitext(name)
-    return f"{stem}.{number}{extension}"
+            summary = former.removesuffix(extension) + os.path.splitext(SUMMARY)[1]
+            os.rename(os.path.join(path, SUMMARY), summary)
+        os.rename(stem + extension, former)
+    return former
 
 
 @dataclass

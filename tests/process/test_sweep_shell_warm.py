@@ -22,8 +22,8 @@ from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.protocol import Script
 from lllaunch.std import Std
 from lllaunch.sweep.pool import Lease, Need
+from lllaunch.sweep.processes import SpawnerPool
 from lllaunch.sweep.protocol import Answer, Prepared, SpawnerKey
-from lllaunch.sweep.spawner_pool import SpawnerPool
 
 # Says what it sees; the module `slow` says who imports it, and waits while there is a file `hold`.
 WORK = """

@@ -32,7 +32,7 @@ if any("lllaunch.spawner.server" in word for word in sys.orig_argv):
 
     orphans.kill_below = kill
 elif "COLD" in os.environ:
-    from lllaunch.sweep.spawner_pool import SpawnerPool
+    from lllaunch.sweep.processes import SpawnerPool
 
     SpawnerPool.lend = lambda *_: None
 """

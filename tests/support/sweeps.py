@@ -19,10 +19,9 @@ from lllaunch.sweep.local import LocalExecutor
 from lllaunch.sweep.loop import Onlooker, Sweep
 from lllaunch.sweep.machine import Leases, SweepMachine, find_machine
 from lllaunch.sweep.pool import Lease, Need
-from lllaunch.sweep.processes import Work
+from lllaunch.sweep.processes import SpawnerPool, Work
 from lllaunch.sweep.protocol import Answer, Prepared
 from lllaunch.sweep.schedule import Retries, SweepPolicy
-from lllaunch.sweep.spawner_pool import SpawnerPool
 
 # of this process only: tests may run side by side
 NAMES = [f"{name}-{os.getpid()}" for name in "abcd"]

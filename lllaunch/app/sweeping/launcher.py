@@ -56,11 +56,10 @@ from lllaunch.sweep.local import LocalExecutor
 from lllaunch.sweep.loop import Executor, Onlooker, Sweep
 from lllaunch.sweep.machine import Leases, find_machine
 from lllaunch.sweep.objective import Objective, Objectives, as_direction
-from lllaunch.sweep.processes import Work
+from lllaunch.sweep.processes import SpawnerPool, Work
 from lllaunch.sweep.protocol import Answer
 from lllaunch.sweep.schedule import FinishSweep, JobBroken
 from lllaunch.sweep.session import Batch, SweepSession, id_of
-from lllaunch.sweep.spawner_pool import SpawnerPool
 from lllaunch.words import RESUME, counted, resume_override, short_overrides, shown_path
 
 if TYPE_CHECKING:

@@ -34,10 +34,9 @@ from lllaunch.sweep.local import LocalExecutor
 from lllaunch.sweep.loop import Onlooker, Sweep
 from lllaunch.sweep.machine import Leases, SweepMachine, find_machine
 from lllaunch.sweep.pool import Lease
-from lllaunch.sweep.processes import Work
+from lllaunch.sweep.processes import SpawnerPool, Work
 from lllaunch.sweep.protocol import Prepared, SpawnerKey
 from lllaunch.sweep.schedule import Retries, SweepPolicy
-from lllaunch.sweep.spawner_pool import SpawnerPool
 from lllaunch.text import first_line
 
 if TYPE_CHECKING:

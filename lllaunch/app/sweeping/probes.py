@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from lllaunch.app.sweeping.jobs import SweepJobs
     from lllaunch.sweep.history import JobHistory
+    from lllaunch.sweep.processes import SpawnerPool
     from lllaunch.sweep.resume import Compose
-    from lllaunch.sweep.spawner_pool import SpawnerPool
 
 MOST_PROBES = 32
 # Keys of the launch node whose values may be anything.
