@@ -142,7 +142,7 @@ def tell_ci(directory: str) -> None:
     if os.environ.get("GITHUB_ACTIONS") == "true":
         from lllaunch.results.github import announce  # noqa: PLC0415 - in CI only
 
-        announce(directory, os.environ)
+        announce(directory)
 
 
 def _say(error: LaunchError | str) -> None:
@@ -163,7 +163,7 @@ def _say(error: LaunchError | str) -> None:
     # others say, too, what the problems are of
     all_said = isinstance(error, (ConfigError, PlanRefused)) and len(placed) == len(found)
     rest = "" if all_said and not getattr(error, "changes", ()) else str(error)
-    announce_error(without_variables(rest), os.environ, lines)
+    announce_error(without_variables(rest), lines)
 
 
 # What may come of composing.

@@ -6,8 +6,7 @@ The writing is that of the reports of runs: here an experiment, a lock or a file
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
@@ -235,15 +234,13 @@ def _case(name: str, found: Iterable[CheckedDiagnostic], *, strict: bool) -> Cas
     )
 
 
-def commands(
-    outcome: Outcome, *, strict: bool = False, environ: Mapping[str, str] = os.environ
-) -> list[str]:
+def commands(outcome: Outcome, *, strict: bool = False) -> list[str]:
     """Returns workflow commands of GitHub Actions, at the lines where something is wrong."""
     lines: list[tuple[Level, str, int, str]] = [
         ("error" if strict else each.level, each.file, each.line, _said(each, outcome))
         for each in outcome.found
     ]
-    return annotate(lines, environ, "lllaunch check")
+    return annotate(lines, "lllaunch check")
 
 
 def summary(outcome: Outcome, limit: int) -> str:

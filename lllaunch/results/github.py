@@ -10,7 +10,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 from lllaunch.console.stream import showing
@@ -174,41 +174,31 @@ _REPORT = "report for GitHub Actions"
 
 
 @showing(_REPORT)
-def announce(path: str, environ: Mapping[str, str]) -> None:
+def announce(path: str) -> None:
     """Tells GitHub Actions what became of a run or a sweep, if this process runs there.
 
     Prints annotations for failures to standard output and adds to the step's summary. Whatever
     goes wrong with that changes nothing: the run is over, and its exit code stands.
-
-    ``environ``: of this process; nothing is done unless ``GITHUB_ACTIONS`` is ``true`` in it.
     """
-    if not in_github_actions(environ):
-        return
-    report = load(locate(path), source_roots(environ), environ)
-    tell_github(report, environ)
+    if _in_github_actions():
+        tell_github(load(locate(path), source_roots()))
 
 
 @showing(_REPORT)
-def announce_error(
-    message: str, environ: Mapping[str, str], lines: Sequence[tuple[str, int, str]] = ()
-) -> None:
+def announce_error(message: str, lines: Sequence[tuple[str, int, str]] = ()) -> None:
     """Tells GitHub Actions why nothing was run, if this process runs there; as `announce` does.
 
     ``message``: what is wrong, of any number of lines; empty if ``lines`` say it all. ``lines``:
     what is wrong with lines of files: the file's path, the line's number, from 1, or 0 for the file
     as a whole, and a text.
     """
-    if in_github_actions(environ):
+    if _in_github_actions():
         every = [*lines, *([("", 0, message)] if message else [])]
-        found = annotate((("error", *each) for each in every), environ)
+        found = annotate(("error", *each) for each in every)
         emit("".join(f"{each}\n" for each in found))
 
 
-def annotate(
-    found: Iterable[tuple[Level, str, int, str]],
-    environ: Mapping[str, str],
-    title: str = "lllaunch",
-) -> list[str]:
+def annotate(found: Iterable[tuple[Level, str, int, str]], title: str = "lllaunch") -> list[str]:
     """Returns workflow commands for what is wrong with lines of files, errors first.
 
     Of more than ten errors, or warnings, the tenth command says how many are left out.
@@ -217,7 +207,7 @@ def annotate(
     """
     lines: dict[Level, list[str]] = {"error": [], "warning": []}
     for level, file, line, text in found:
-        path = tidy(in_repository(file, environ)).replace("\n", " ") if file else ""
+        path = tidy(_in_repository(file)).replace("\n", " ") if file else ""
         said = tidy(text)[:_MESSAGE]
         lines[level].append(annotation(level, said, title=title, file=path, line=line or 1))
     for level, some in lines.items():
@@ -227,21 +217,20 @@ def annotate(
     return [*lines["error"], *lines["warning"]]
 
 
-def in_repository(path: str, environ: Mapping[str, str]) -> str:
+def _in_repository(path: str) -> str:
     """Returns a path as GitHub's annotations have it: from the top of the checkout."""
-    top = environ.get("GITHUB_WORKSPACE")
+    top = os.environ.get("GITHUB_WORKSPACE")
     absolute = os.path.abspath(path)
     return os.path.relpath(absolute, top) if top and absolute.startswith(f"{top}/") else path
 
 
-def in_github_actions(environ: Mapping[str, str]) -> bool:
-    """Whether a process runs in a step of GitHub Actions."""
-    return environ.get("GITHUB_ACTIONS") == "true"
+def _in_github_actions() -> bool:
+    return os.environ.get("GITHUB_ACTIONS") == "true"
 
 
-def source_roots(environ: Mapping[str, str]) -> tuple[str, ...]:
+def source_roots() -> tuple[str, ...]:
     """Returns the directories of the user's own source files: the checkout, then where we are."""
-    checkouts = (environ.get("GITHUB_WORKSPACE", ""), environ.get("CI_PROJECT_DIR", ""))
+    checkouts = (os.environ.get("GITHUB_WORKSPACE"), os.environ.get("CI_PROJECT_DIR"))
     try:
         here = os.getcwd()
     except OSError:  # it was removed
@@ -249,20 +238,19 @@ def source_roots(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(root for root in (*checkouts, here) if root)
 
 
-def tell_github(report: Report, environ: Mapping[str, str], output: str | None = None) -> None:
+def tell_github(report: Report, output: str | None = None) -> None:
     """Prints annotations and adds to the step's summary.
 
     Raises:
         OutputError: the file of the summary cannot be written.
         OSError: standard output, or the step's summary, cannot be written.
     """
-    tell_step(commands(report), functools.partial(summary, report), environ, output)
+    tell_step(commands(report), functools.partial(summary, report), output)
 
 
 def tell_step(
     commands: Iterable[str],
     summary: Callable[[int], str],
-    environ: Mapping[str, str],
     output: str | None = None,
 ) -> None:
     """Prints lines for GitHub, and adds to the step's summary."""
@@ -270,7 +258,7 @@ def tell_step(
     if output is not None:
         write_atomic(output, encoded(summary(SUMMARY_BYTES)))
         return
-    path = environ.get("GITHUB_STEP_SUMMARY")
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:
         return
     with naming(path):

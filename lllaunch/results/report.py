@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
@@ -24,7 +24,6 @@ from lllaunch.results.sweeps import SweepView, view_sweep
 from lllaunch.results.view import Log, RunView, view_run
 from lllaunch.run.directory import RESULT
 from lllaunch.run.excerpts import place_of
-from lllaunch.secret_names import redactor_of
 from lllaunch.text import duration, first_line, plain, shorten, tidy
 from lllaunch.words import UNFINISHED, jobs_text, state_title
 
@@ -238,22 +237,16 @@ LOG_LINES = 100
 _OVERRIDES = os.path.join(".hydra", "overrides.yaml")
 
 
-def load(
-    found: FoundDirectory, roots: Sequence[str] = (), environ: Mapping[str, str] | None = None
-) -> Report:
+def load(found: FoundDirectory, roots: Sequence[str] = ()) -> Report:
     """Read what became of a run or a sweep.
-
-    ``environ``: where secrets may be that a run's plan names, to take them out of its logs; None
-    for the environment of this process.
 
     Raises:
         ConfigError: a file there makes no sense.
         OutputError: a file cannot be read.
     """
     if found.kind == "run":
-        return run_report(view_run(found, environ), roots)
-    hide = redactor_of(found.path, os.environ if environ is None else environ)
-    return sweep_report(view_sweep(found.path, hide), roots, environ)
+        return run_report(view_run(found), roots)
+    return sweep_report(view_sweep(found.path), roots)
 
 
 def run_report(run: RunView, roots: Sequence[str]) -> Report:
@@ -307,9 +300,7 @@ def batch_lines(batch: BatchFacts) -> Iterator[str]:
         yield f"Not put back into the queue: {batch.reason}"
 
 
-def sweep_report(
-    sweep: SweepView, roots: Sequence[str], environ: Mapping[str, str] | None = None
-) -> Report:
+def sweep_report(sweep: SweepView, roots: Sequence[str]) -> Report:
     """Return what is told of a sweep; raises as `load` does."""
     result = sweep.result
     if sweep.entry.error is not None or result is None:
@@ -317,7 +308,7 @@ def sweep_report(
     over = result.exit_code is not None
     jobs = result.jobs
     common = common_overrides([tuple(map(tidy, job.overrides)) for job in jobs])
-    runs = dict(_runs(sweep.path, jobs, roots, environ))
+    runs = dict(_runs(sweep.path, jobs, roots))
     state = "" if over else sweep.entry.state
     verdict = verdict_text(result, sweep.entry.counts)
     if not over:
@@ -337,7 +328,7 @@ def sweep_report(
 
 
 def _runs(
-    sweep: str, jobs: Iterable[JobHistory], roots: Sequence[str], environ: Mapping[str, str] | None
+    sweep: str, jobs: Iterable[JobHistory], roots: Sequence[str]
 ) -> Iterator[tuple[int, Case]]:
     """Yield what the result.json of each job tells, where there is one of its own."""
     last: dict[str, tuple[int, int]] = {}
@@ -350,7 +341,7 @@ def _runs(
         if owner != job.job:
             continue
         found = FoundDirectory(os.path.join(sweep, job.directory), "run", frozenset({RESULT}))
-        run = view_run(found, environ)
+        run = view_run(found)
         # where it is of no use sweep.json tells the rest. The moment of the start has microseconds
         # or nanoseconds, that of the end has the former
         if run.result is None or run.result.ended_ns < started_ns // 1000 * 1000:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -197,13 +197,9 @@ class RunView:
         return tuple(found)
 
 
-def view_run(
-    found: FoundDirectory,
-    environ: Mapping[str, str] | None = None,
-    queue: BatchQueue | None = None,
-) -> RunView:
-    """Read what became of a run; `environ` is where secrets may be that its plan names."""
-    hide = redactor_of(found.path, os.environ if environ is None else environ)
+def view_run(found: FoundDirectory, queue: BatchQueue | None = None) -> RunView:
+    """Read what became of a run, without secrets; those in this environment are known."""
+    hide = redactor_of(found.path, os.environ)
     return RunView(found, *read_run(found, queue, hide), hide)
 
 

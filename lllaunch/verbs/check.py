@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import TYPE_CHECKING
 
 from lllaunch.verbs.printing import Parser, hand_over, make_way, perform
@@ -70,7 +69,7 @@ def tell(outcome: Outcome, form: str, output: str | None, *, strict: bool) -> No
     make_way(output)
     if form == "github":
         lines = [*findings.commands(outcome, strict=strict), outcome.verdict()]
-        tell_step(lines, functools.partial(findings.summary, outcome), os.environ, output)
+        tell_step(lines, functools.partial(findings.summary, outcome), output)
     elif form == "text":
         hand_over(findings.render_text(outcome), output)
     else:

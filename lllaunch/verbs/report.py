@@ -74,9 +74,9 @@ def _report(given: argparse.Namespace) -> None:
     elif given.format == "html":
         text = _page(found, given.output)
     else:
-        report = load(found, source_roots(os.environ))
+        report = load(found, source_roots())
         if given.format == "github":
-            tell_github(report, os.environ, given.output)
+            tell_github(report, given.output)
             return
         render = RENDERERS.get(given.format)
         text = render_junit(report, given.name) if render is None else render(report)
@@ -96,7 +96,7 @@ def _page(found: FoundDirectory, output: str | None) -> str:
             sweep_page,
         )
 
-        facts = sweep_facts(view_sweep(found.path), source_roots(os.environ))
+        facts = sweep_facts(view_sweep(found.path), source_roots())
         place = (
             "." if output is None else os.path.relpath(found.path, os.path.dirname(output) or ".")
         )

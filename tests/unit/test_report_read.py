@@ -516,37 +516,44 @@ def test_an_output_is_written_whole_or_named(
 
 
 def test_in_github_actions_a_run_is_announced(
-    run: LeftRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: LeftRun,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trace = f'{HEADER}\n  File "{run.path}/src/t.py", line 12, in f'
     path = ended(run, "failed", 3, raised(trace))
     summary = tmp_path / "summary.md"
     summary.write_text("before")
-    environ = {
-        "GITHUB_ACTIONS": "true",
-        "GITHUB_WORKSPACE": str(run.path),
-        "GITHUB_STEP_SUMMARY": str(summary),
-    }
-    announce(path, environ)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(run.path))
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    announce(path)
     out = capsys.readouterr().out
     assert out.startswith(
         "::error file=src/t.py,line=12,title=lllaunch%3A run failed::Root cause: rank 1"
     )
     assert summary.read_text().startswith("before\n### lllaunch: FAILED after 5.0 s")
-    announce_error("launch.nproc: 0\nis wrong", environ)
+    announce_error("launch.nproc: 0\nis wrong")
     assert capsys.readouterr().out == "::error title=lllaunch::launch.nproc: 0%0Ais wrong\n"
     summary.write_bytes(b"x" * 1024 * 1024)
-    announce(path, environ)
+    announce(path)
     assert summary.stat().st_size == 1024 * 1024
 
 
 def test_elsewhere_nothing_is_announced(
-    run: LeftRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: LeftRun,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     summary = tmp_path / "summary.md"
-    for environ in ({}, {"GITHUB_ACTIONS": "false"}):
-        announce(ended(run, "failed", 3), {**environ, "GITHUB_STEP_SUMMARY": str(summary)})
-        announce_error("x", environ)
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    for _ in range(2):
+        announce(ended(run, "failed", 3))
+        announce_error("x")
+        monkeypatch.setenv("GITHUB_ACTIONS", "false")
     assert capsys.readouterr() == ("", "")
     assert not summary.exists()
 
@@ -554,16 +561,18 @@ def test_elsewhere_nothing_is_announced(
 def test_nothing_that_goes_wrong_with_an_announcement_is_raised(
     run: LeftRun, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    ci = {"GITHUB_ACTIONS": "true"}
-    announce(str(tmp_path / "gone"), ci)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    announce(str(tmp_path / "gone"))
     assert "no report for GitHub Actions: NoSuchRun: " in capsys.readouterr().err
     path = ended(run, "failed", 3, raised())
-    announce(path, {**ci, "GITHUB_STEP_SUMMARY": str(tmp_path)})
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path))
+    announce(path)
     assert "no report for GitHub Actions: OutputError: " in capsys.readouterr().err
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
     sys.stdout.close()
-    announce(path, ci)
-    announce_error("x", ci)
+    announce(path)
+    announce_error("x")
     assert "ValueError" in capsys.readouterr().err
 
 
