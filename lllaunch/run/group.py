@@ -197,10 +197,6 @@ class RunGroup:
             history=history,
             pauses=self._uses_gpus,
         )
-        return self._supervise(machine)
-
-    def _supervise(self, machine: Machine) -> int | None:
-        spec = self.spec
         preflight = None if spec.preflight is None else spec.preflight.timeout
         supervisor = Supervisor(
             machine,
