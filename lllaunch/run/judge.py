@@ -350,19 +350,17 @@ def _waited_for(record: AttemptRecord, first: RootCause) -> RootCause | None:
 
     Of those it is known where they raised, of the one where it stood then.
     """
-    gone = [each for each in record.workers if each.error is not None]
-    said = [first.cause.message] if isinstance(first.cause, Raised) else []
-    finding = next(filter(None, map(gave_up, said)), None)
+    finding = gave_up(first.cause.message) if isinstance(first.cause, Raised) else None
     if finding is None or not record.looks:
         return None
     from lllaunch.watchdog.blame import blame  # noqa: PLC0415 - seldom
 
     stacks = {stack.rank: stack for stack in record.looks}
-    for each in gone:
-        assert each.error is not None
-        calls = [call for block in blocks(each.error.traceback)[-1:] for call in block.calls]
-        frames = tuple(reversed(calls))
-        stacks[each.local_rank] = RankStack(each.local_rank, frames=frames, trace=each.trace)
+    for each in record.workers:
+        if each.error is not None:
+            calls = [call for block in blocks(each.error.traceback)[-1:] for call in block.calls]
+            frames = tuple(reversed(calls))
+            stacks[each.local_rank] = RankStack(each.local_rank, frames=frames, trace=each.trace)
     judged = blame([*stacks.values()], finding)
     if not judged.hung:
         return None
@@ -375,15 +373,11 @@ def _root_of_hang(record: AttemptRecord, hang: Hang) -> RootCause:
     worker = None
     if len(hang.blamed) == 1:
         worker = next((each for each in record.workers if each.rank == hang.blamed[0]), None)
-    return RootCause(
-        attempt=record.number,
-        rank=worker.rank if worker else None,
-        local_rank=worker.local_rank if worker else None,
-        cause=hang.finding,
-        time_ns=hang.time_ns,
-        stderr=worker.files.stderr if worker else "",
-        hang=hang,
-    )
+    root = _of_attempt(record, hang.finding, hang.time_ns, hang=hang)
+    if worker is None:
+        return root
+    whose: dict[str, Any] = {"rank": worker.rank, "local_rank": worker.local_rank}
+    return replace(root, **whose, stderr=worker.files.stderr)
 
 
 def _root_of_group(record: AttemptRecord) -> RootCause | None:

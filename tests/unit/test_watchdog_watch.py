@@ -235,6 +235,17 @@ def test_a_heartbeat_must_go_on_once_it_has_begun(play: Play) -> None:
     assert watch.after(1000.0) == []
 
 
+def test_a_first_heartbeat_is_noticed_though_nothing_else_wakes_the_launcher(play: Play) -> None:
+    watch = play(WatchdogPolicy(heartbeat=300.0))
+    asleep = watch.next_in()
+    assert asleep is not None
+    watch.beat(1)
+    watch.clock.advance(asleep)
+    assert watch.reports() == []
+    (found,) = watch.after(300.0 - asleep + 1.0)
+    assert isinstance(found, HeartbeatLost)
+
+
 def test_silence_is_that_of_all_workers_however_busy(play: Play) -> None:
     watch = play(
         WatchdogPolicy(silence=300.0, warmup=100.0), stdouts=FILES, stderrs={**FILES, 0: ""}
