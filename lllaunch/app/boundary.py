@@ -41,6 +41,7 @@ from lllaunch.config.read import CLUSTER
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, for_signal
 from lllaunch.hydra_compat import HydraMessage, QuietReturn, Seam, replaced
 from lllaunch.linux.cgroup import shortage
+from lllaunch.review.paths import PlanRefused
 from lllaunch.run.files import relative_path, working_directory
 from lllaunch.secret_names import Redactor
 from lllaunch.signal_source import ENDING
@@ -155,7 +156,6 @@ def _say(error: LaunchError | str) -> None:
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return
     from lllaunch.results.github import announce_error  # noqa: PLC0415 - in CI only
-    from lllaunch.review.lock import PlanRefused  # noqa: PLC0415 - in CI only
 
     found: tuple[Diagnostic, ...] = getattr(error, "problems", ())
     placed = [problem for problem in found if problem.file and "://" not in problem.file]
@@ -195,7 +195,10 @@ class Ledger:
 
     def __init__(self) -> None:
         self._first: JobFailed | LaunchError | None = None
-        self._handlers = {signum: signal.getsignal(signum) for signum in ENDING}
+        before = {signum: signal.getsignal(signum) for signum in ENDING}
+        # what is ignored, as under nohup, stays so
+        kept = {signal.SIG_IGN, None}
+        self._before = {signum: known for signum, known in before.items() if known not in kept}
         self._over = False
 
     def note(self, ended: E) -> E:
@@ -213,17 +216,13 @@ class Ledger:
             raise AppEnded(code)
 
         self._over = threading.current_thread() is threading.main_thread()
-        self._handle(leave)
+        for signum in self._before if self._over else ():
+            signal.signal(signum, leave)
 
     def restore(self) -> None:
         """Let signals do what they did before."""
-        self._handle(None)
-
-    def _handle(self, handler: Callable[..., NoReturn] | None) -> None:
-        for signum, before in self._handlers.items():
-            # what is ignored, as under nohup, stays so
-            if self._over and before not in {signal.SIG_IGN, None}:
-                signal.signal(signum, handler or before)
+        for signum, handler in self._before.items() if self._over else ():
+            signal.signal(signum, handler)
 
     def run(
         self, app: Callable[[], object], seams: Mapping[Seam, Callable[[Any], Any]] | None = None

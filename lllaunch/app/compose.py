@@ -40,7 +40,6 @@ from lllaunch.app.gate import (
     GuardedLoader,
     expect_own_environment,
     lock_name,
-    variables_of_hydra,
 )
 from lllaunch.app.planning import locating, plan_job
 from lllaunch.app.sweeping.jobs import SweepJobs
@@ -51,7 +50,7 @@ from lllaunch.config.plan import SOURCES, hash_of, portable_plan
 from lllaunch.config.secrets import safe_source
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
 from lllaunch.hydra_compat import BASIC_SWEEPER, Callbacks, create_automatic_config_search_path
-from lllaunch.review.allow import check, with_hydra
+from lllaunch.review.allow import check, unlocked_variables, with_hydra
 from lllaunch.review.annotated import OriginAnnotator
 from lllaunch.review.paths import tree_top
 
@@ -300,7 +299,7 @@ def _reviewed(
     directory = "/".join(safe_source(str(text), "dir") for text in texts)
     job = job_name(overrides) if overrides is not None else ""
     refused = check(spec, config, policy, tree_top(os.getcwd()))
-    unlocked, name = variables_of_hydra(config), lock_name(spec, config)
+    unlocked, name = unlocked_variables(config), lock_name(spec, config)
     # takes as long as composing, and few are asked for it
     origins = functools.cache(functools.partial(composed.origins, given_overrides(config)))
     return Reviewed(spec, refused, unlocked, name, job, directory, origins)

@@ -36,13 +36,13 @@ from lllaunch.config.tree import shown_path
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.hydra_compat import BoundedRepository, WatchedLoader
 from lllaunch.omegaconf_compat import own_node, raw_value
-from lllaunch.review.paths import LOCKS, locks_all, policy_path, tree_top
+from lllaunch.review.paths import LOCKS, PlanRefused, locks_all, policy_path, tree_top
 from lllaunch.secret_names import literals_in
 
 if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
 
-    from lllaunch.review.lock import Lock, PlanRefused
+    from lllaunch.review.lock import Lock
     from lllaunch.review.policy import Policy
     from lllaunch.spec import LaunchSpec
 
@@ -76,7 +76,6 @@ def admit(
         return
     # most runs need none of these
     from lllaunch.review.allow import check, with_hydra  # noqa: PLC0415 - as above
-    from lllaunch.review.lock import PlanRefused  # noqa: PLC0415
 
     spec = with_hydra(spec, config)
     problems = check(spec, config, policy, top, locked=locked)
@@ -143,10 +142,10 @@ def _against_lock(
 ) -> PlanRefused:
     """Return how a run differs from its lock; raise if nobody can tell."""
     from lllaunch.config.plan import plan_hash  # noqa: PLC0415
-    from lllaunch.review.allow import OWN_TARGETS  # noqa: PLC0415
-    from lllaunch.review.lock import PlanRefused, compare  # noqa: PLC0415
+    from lllaunch.review.allow import OWN_TARGETS, unlocked_variables  # noqa: PLC0415
+    from lllaunch.review.lock import compare  # noqa: PLC0415
 
-    problems = [*problems, *variables_of_hydra(config)]
+    problems = [*problems, *unlocked_variables(config)]
     # launchers and sweepers of others: no lock has what they are given
     for parts, allowed in OWN_TARGETS.items() if job is not None else ():
         key = ".".join(parts)
@@ -181,7 +180,7 @@ def expect_lock(
 
     A name that no lock can have is a `ConfigError`.
     """
-    from lllaunch.review.lock import PlanRefused, lock_path, renew_command  # noqa: PLC0415
+    from lllaunch.review.lock import lock_path, renew_command  # noqa: PLC0415
 
     if users_own:
         named = repr(spec.entrypoint.text) if spec.entrypoint.text else ""
@@ -210,17 +209,6 @@ def _read_once(path: str, *changed: int) -> Lock:  # noqa: ARG001 - part of the 
     from lllaunch.review.lock import read_lock  # noqa: PLC0415 - as above
 
     return read_lock(path)
-
-
-def variables_of_hydra(config: DictConfig) -> list[Diagnostic]:
-    """Tells which variables Hydra sets for a run; no lock has them."""
-    from lllaunch.review.allow import variables_set  # noqa: PLC0415
-
-    message, hint = "is in no lock, and workers see it", "set it in launch.env"
-    return [
-        Diagnostic("unlocked-variable", f"hydra.job.env_set.{name}", "", message, hint)
-        for name in variables_set(config)
-    ]
 
 
 def asks_for_lock(config: DictConfig) -> bool:
@@ -410,8 +398,6 @@ def _as_hydras(config: DictConfig) -> Iterator[None]:
 
 def _refuse_if_any(problems: list[Diagnostic]) -> None:
     if problems:
-        from lllaunch.review.lock import PlanRefused  # noqa: PLC0415 - if something is wrong
-
         raise PlanRefused(problems=tuple(problems))
 
 

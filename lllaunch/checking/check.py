@@ -50,8 +50,8 @@ from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.hydra_compat import HydraMessage
 from lllaunch.launch_settings import KEYS
 from lllaunch.review.allow import check
-from lllaunch.review.lock import Lock, PlanRefused, read_lock, sweep_plan
-from lllaunch.review.paths import locks_all, tree_top
+from lllaunch.review.lock import Lock, read_lock, sweep_plan
+from lllaunch.review.paths import PlanRefused, locks_all, tree_top
 from lllaunch.secret_names import Redactor
 from lllaunch.text import shorten
 

@@ -230,6 +230,15 @@ def variables_set(config: DictConfig) -> list[str]:
     return [name for name, value in env.items() if value != f"${{oc.env:{name}}}"]
 
 
+def unlocked_variables(config: DictConfig) -> list[Diagnostic]:
+    """Return which variables Hydra sets for a run; no lock has them."""
+    message, hint = "is in no lock, and workers see it", "set it in launch.env"
+    return [
+        Diagnostic("unlocked-variable", f"hydra.job.env_set.{name}", "", message, hint)
+        for name in variables_set(config)
+    ]
+
+
 def check(
     spec: LaunchSpec | None,
     config: DictConfig,

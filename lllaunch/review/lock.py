@@ -12,53 +12,20 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
 from lllaunch.config.document import parse, read_text, wrong
 from lllaunch.config.plan import complete, dump_yaml, essential, hash_of, portable_plan
 from lllaunch.config.tree import show
-from lllaunch.difference import Change, differences, text_lines
+from lllaunch.difference import Change, differences
 from lllaunch.documents import Record
-from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, OutputError
-from lllaunch.review.paths import LOCKS, expect_within
+from lllaunch.errors import ConfigError, Diagnostic
+from lllaunch.review.paths import LOCKS, PlanRefused, expect_within
 from lllaunch.review.policy import expect_record
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.spec import LaunchSpec
-
-_MOST_LINES = 50  # lines of each kind
-
-
-@dataclass(eq=False)
-class PlanRefused(LaunchError):
-    """What would run was not reviewed, or is not allowed; nothing was started.
-
-    ``changes`` are from the lock's plan to the run's. ``renew`` is the command that writes the lock
-    anew, or empty.
-    """
-
-    lock: str = ""
-    changes: tuple[Change, ...] = ()
-    problems: tuple[Diagnostic, ...] = ()
-    renew: str = ""
-    exit_code: ClassVar[int] = ExitCode.REFUSED
-
-    def __str__(self) -> str:
-        lines = []
-        if self.changes:
-            lines.append(f"the plan is not the reviewed one, {self.lock}:")
-            lines += [f"  {line}" for line in text_lines(self.changes, _MOST_LINES)]
-        if self.problems:
-            lines.append("this may not run:")
-            lines += [f"  {problem}" for problem in self.problems[:_MOST_LINES]]
-            more = len(self.problems) - _MOST_LINES
-            lines += [f"  ... and {more} more"] if more > 0 else []
-        if self.renew:
-            lines.append(f"if this is what shall run, have the lock reviewed anew: {self.renew}")
-        return "\n".join(lines) or "the plan is refused"
-
 
 DIRECTORY = f"conf/{LOCKS}"
 """Where locks are, relative to the project."""
@@ -174,8 +141,6 @@ def write_lock(root: str, name: str, text: str) -> str:
     directory = os.path.dirname(path)
     with naming(directory):
         os.makedirs(directory, exist_ok=True)
-    if os.path.isdir(path):
-        raise OutputError(path, "is a directory")
     write_atomic(path, text.encode())
     return path
 

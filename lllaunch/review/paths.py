@@ -1,11 +1,16 @@
-"""Where a project keeps what was reviewed. Imports next to nothing: every run looks."""
+"""Where a project keeps what was reviewed, and the refusal of what was not. Every run looks."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
 
-from lllaunch.errors import ConfigError, Diagnostic
+from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
+
+if TYPE_CHECKING:
+    from lllaunch.difference import Change
 
 POLICY_FILE = "conf/lllaunch.yaml"
 """Relative to the top of the working tree."""
@@ -66,3 +71,37 @@ def expect_within(path: str, top: str, hint: str) -> None:
 def locks_all(environ: Mapping[str, str]) -> bool:
     """Whether the environment of the launcher locks every run."""
     return environ.get(LOCKED_VARIABLE, "").strip().lower() not in _NO
+
+
+_MOST_LINES = 50  # lines of each kind
+
+
+@dataclass(eq=False)
+class PlanRefused(LaunchError):
+    """What would run was not reviewed, or is not allowed; nothing was started.
+
+    ``changes`` are from the lock's plan to the run's. ``renew`` is the command that writes the lock
+    anew, or empty.
+    """
+
+    lock: str = ""
+    changes: tuple[Change, ...] = ()
+    problems: tuple[Diagnostic, ...] = ()
+    renew: str = ""
+    exit_code: ClassVar[int] = ExitCode.REFUSED
+
+    def __str__(self) -> str:
+        from lllaunch.difference import text_lines  # noqa: PLC0415 - if something is wrong
+
+        lines = []
+        if self.changes:
+            lines.append(f"the plan is not the reviewed one, {self.lock}:")
+            lines += [f"  {line}" for line in text_lines(self.changes, _MOST_LINES)]
+        if self.problems:
+            lines.append("this may not run:")
+            lines += [f"  {problem}" for problem in self.problems[:_MOST_LINES]]
+            more = len(self.problems) - _MOST_LINES
+            lines += [f"  ... and {more} more"] if more > 0 else []
+        if self.renew:
+            lines.append(f"if this is what shall run, have the lock reviewed anew: {self.renew}")
+        return "\n".join(lines) or "the plan is refused"

@@ -29,8 +29,8 @@ from lllaunch.app.planning import locating
 from lllaunch.config.plan import plan_node
 from lllaunch.config.read import watching
 from lllaunch.errors import ConfigError, Diagnostic
-from lllaunch.review.lock import PlanRefused, lock_path, name_problem, renew_command
-from lllaunch.review.paths import locks_all
+from lllaunch.review.lock import lock_path, name_problem, renew_command
+from lllaunch.review.paths import PlanRefused, locks_all
 from lllaunch.secret_names import Redactor, redacted_overrides
 from lllaunch.verbs.printing import print_lines
 

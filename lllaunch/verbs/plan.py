@@ -31,7 +31,6 @@ from lllaunch.documents import Plain
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
 from lllaunch.review.annotated import annotated, comment_rows, origin_json
 from lllaunch.review.lock import (
-    PlanRefused,
     lock_path,
     lock_text,
     read_lock,
@@ -39,7 +38,7 @@ from lllaunch.review.lock import (
     sweep_plan,
     write_lock,
 )
-from lllaunch.review.paths import tree_top
+from lllaunch.review.paths import PlanRefused, tree_top
 from lllaunch.run.build import Build, BuildQuery, modules_of
 from lllaunch.secret_names import Redactor, redacted_overrides
 from lllaunch.text import first_line

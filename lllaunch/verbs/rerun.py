@@ -11,8 +11,7 @@ from lllaunch.app.command_line import prestarted, program
 from lllaunch.app.rerun import read_again, run_again
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.results.locate import LATEST, locate
-from lllaunch.review.lock import PlanRefused
-from lllaunch.review.paths import POLICY_VARIABLE, locks_all, policy_path, tree_top
+from lllaunch.review.paths import POLICY_VARIABLE, PlanRefused, locks_all, policy_path, tree_top
 from lllaunch.run.build import build_facts
 from lllaunch.run.result import known_result
 from lllaunch.verbs.printing import Parser, complain, perform

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lllaunch.difference import ABSENT, Change, Index, as_json, differences, text_lines
 from lllaunch.errors import Diagnostic
-from lllaunch.review.lock import PlanRefused
+from lllaunch.review.paths import PlanRefused
 
 keys = st.sampled_from(["a", "b", "A.B", "1", "é"]) | st.integers(0, 3)
 leaves = (

@@ -14,7 +14,6 @@ from lllaunch.config.plan import complete, hash_of, plan_hash, portable_plan
 from lllaunch.config.resolve import resolve
 from lllaunch.errors import ConfigError
 from lllaunch.review.lock import (
-    PlanRefused,
     compare,
     lock_path,
     lock_text,
@@ -22,6 +21,7 @@ from lllaunch.review.lock import (
     parse_lock,
     write_lock,
 )
+from lllaunch.review.paths import PlanRefused
 from lllaunch.spec import LaunchSpec
 
 
