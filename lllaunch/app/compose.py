@@ -45,13 +45,13 @@ from lllaunch.app.planning import locating, plan_job
 from lllaunch.app.sweeping.jobs import SweepJobs
 from lllaunch.app.sweeping.sweeper import grid_of
 from lllaunch.config.locate import import_path, locate, locate_main
-from lllaunch.config.origins import Origins, origins
+from lllaunch.config.origins import Link, Origins, origins
 from lllaunch.config.plan import SOURCES, hash_of, portable_plan
 from lllaunch.config.secrets import safe_source
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
 from lllaunch.hydra_compat import BASIC_SWEEPER, Callbacks, create_automatic_config_search_path
 from lllaunch.review.allow import check, unlocked_variables, with_hydra
-from lllaunch.review.annotated import OriginAnnotator
+from lllaunch.review.annotated import chain_of
 from lllaunch.review.paths import tree_top
 
 if TYPE_CHECKING:
@@ -216,9 +216,9 @@ class Reviewed:
     origins: Callable[[], Origins]
 
     @functools.cached_property
-    def told(self) -> OriginAnnotator:
-        """Says of the values of its plan where they came from."""
-        return OriginAnnotator(self.origins(), self.spec, sweeps=bool(self.job))
+    def chain(self) -> Callable[[tuple[Any, ...]], tuple[Link, ...]]:
+        """Says of the path of a value of its plan where that came from."""
+        return functools.partial(chain_of, self.origins(), self.spec, sweeps=bool(self.job))
 
     @functools.cached_property
     def plan(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ Row = tuple[StyledText, ...]
 
 _MOST = 200  # characters of a comment
 _COLUMN = 40  # where comments begin, behind lines that are not longer
-_LAUNCHER = "hydra.launcher"
+_LAUNCHER = ("hydra", "launcher")
 _CLUSTER = "cluster"
 _PACKAGED = "pkg://lllaunch.conf/cluster/slurm.yaml"
 # What stands in a plan under one key and may stand in a config under another.
@@ -52,61 +52,47 @@ def comment_rows(title: str, facts: Iterable[tuple[str, str]]) -> list[Row]:
     return [(StyledText(text, "faint"),) for text in (f"# {title}", *rows)]
 
 
-class OriginAnnotator:
-    """Says of the values of a plan where they came from.
+def chain_of(
+    origins: Origins, spec: LaunchSpec, path: Path, *, sweeps: bool = False
+) -> tuple[Link, ...]:
+    """Return the origin of a value of a plan, and of what that refers to.
 
     ``sweeps``: ``hydra.launcher`` has defaults, too.
     """
-
-    def __init__(self, origins: Origins, spec: LaunchSpec, sweeps: bool = False) -> None:
-        self._origins = origins
-        self._spec = spec
-        self._sweeps = sweeps
-
-    def chain(self, path: Path) -> tuple[Link, ...]:
-        """Returns the origin of a value of a plan, and of what that refers to."""
-        if path[0] == _CLUSTER:
-            return self._of_cluster(path)
-        if path[0] == "hydra":
-            return self._longest(path, 2)
-        path = (*path[:1], *self._spec.config_path(path[1:]))
-        if self._sweeps and len(path) > 1:
-            weaker = self._longest((*_LAUNCHER.split("."), *path[1:]), 3)
-            own = self._longest(path, 2)
-            if weaker and weaker[0].origin.kind not in {"schema", "hydra"} and _is_default(own):
-                return weaker
-        return self._longest(path, 2)
-
-    def comment(self, path: Path) -> str:
-        """Returns the same as text."""
-        return origin_text(self.chain(path))
-
-    def _of_cluster(self, path: Path) -> tuple[Link, ...]:
-        """The chain of a value that another key may have said."""
-        own = self._longest(path, 2)
-        others = _SAID_BY.get(path, ())
+    others: tuple[Path, ...] = ()
+    if path[0] == _CLUSTER:
+        # another key may have said it
+        others = (path, *_SAID_BY.get(path, ()))
         if path[1:2] == ("additional_parameters",) and len(path) == 3:
             name = str(path[2])
-            others = ((_CLUSTER, name), (_CLUSTER, name.replace("-", "_")))
-        for other in (path, *others):
-            found = self._origins.chain(".".join(map(str, other)))
-            if found and found[0].origin.where != _PACKAGED and found[0].origin.kind != "schema":
-                return found
-        return own
+            others = (path, (_CLUSTER, name), (_CLUSTER, name.replace("-", "_")))
+    for other in others:
+        found = origins.chain(".".join(map(str, other)))
+        if found and found[0].origin.where != _PACKAGED and not _is_default(found):
+            return found
+    if path[0] == "launch":
+        path = (*path[:1], *spec.config_path(path[1:]))
+    own = _longest(origins, path, 2)
+    if sweeps and path[0] == "launch" and len(path) > 1 and _is_default(own):
+        weaker = _longest(origins, (*_LAUNCHER, *path[1:]), 3)
+        if weaker and weaker[0].origin.kind not in {"schema", "hydra"}:
+            return weaker
+    return own
 
-    def _longest(self, path: Path, least: int) -> tuple[Link, ...]:
-        """The chain of a path, or of what it is within."""
-        while len(path) >= least:
-            found = self._origins.chain(".".join(map(str, path)))
-            if found:
+
+def _longest(origins: Origins, path: Path, least: int) -> tuple[Link, ...]:
+    """The chain of a path, or of what it is within."""
+    while len(path) >= least:
+        found = origins.chain(".".join(map(str, path)))
+        if found:
+            return found
+        preset = (*path[:2], "preset")
+        if path[1:2] == ("watchdog",) and path != preset and len(path) == 3:
+            found = origins.chain(".".join(preset))
+            if found and not _is_default(found):
                 return found
-            preset = (*path[:2], "preset")
-            if path[1:2] == ("watchdog",) and path != preset and len(path) == 3:
-                found = self._origins.chain(".".join(preset))
-                if found and not _is_default(found):
-                    return found
-            path = path[:-1]
-        return ()
+        path = path[:-1]
+    return ()
 
 
 def origin_text(chain: Sequence[Link]) -> str:

@@ -60,9 +60,6 @@ def name_problem(name: str) -> Diagnostic | None:
     return Diagnostic("lock-name", "the lock's name", show(name), "", hint, expected=expected)
 
 
-FORMAT = 2
-"""Of the file; grows when an older reader would misunderstand it."""
-
 _JOBS = "jobs"
 
 
@@ -101,13 +98,20 @@ def lock_text(name: str, command: Sequence[str], plan: Mapping[str, Any]) -> str
     ``command`` is redacted; ``plan`` is of a run (`lllaunch.config.plan.portable_plan`) or of a
     sweep (`sweep_plan`).
     """
+    renewal = renew_command(command)
+    header = [
+        f"The reviewed plan of {name}: with launch.locked=true nothing else is started.",
+        "Made by lllaunch, not to be edited. To renew it:",
+        # a line break in it would end the comment
+        f"  {renewal}" if renewal.isprintable() else "  python -m lllaunch plan --lock ...",
+    ]
     content = {
-        "lock": FORMAT,
+        "lock": 2,  # grows when an older reader would misunderstand it
         "command": list(command),
         "plan_hash": hash_of(plan),
         "plan": essential(plan),
     }
-    return _header(name, command) + dump_yaml(content)
+    return "".join(f"# {line}\n" for line in header) + dump_yaml(content)
 
 
 def read_lock(path: str) -> Lock:
@@ -165,14 +169,3 @@ def compare(lock: Lock, spec: LaunchSpec, job: str = "") -> tuple[Change, ...]:
 def renew_command(command: Sequence[str]) -> str:
     """Returns the command that writes a lock, as a shell takes it."""
     return f"python -m lllaunch plan --lock {shlex.join(command)}".rstrip()
-
-
-def _header(name: str, command: Sequence[str]) -> str:
-    renewal = renew_command(command)
-    lines = [
-        f"The reviewed plan of {name}: with launch.locked=true nothing else is started.",
-        "Made by lllaunch, not to be edited. To renew it:",
-        # a line break in it would end the comment
-        f"  {renewal}" if renewal.isprintable() else "  python -m lllaunch plan --lock ...",
-    ]
-    return "".join(f"# {line}\n" for line in lines)

@@ -29,7 +29,7 @@ from lllaunch.difference import Change, differences, jsonable, text_lines
 from lllaunch.difference import as_json as changes_as_json
 from lllaunch.documents import Plain
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
-from lllaunch.review.annotated import annotated, comment_rows, origin_json
+from lllaunch.review.annotated import annotated, comment_rows, origin_json, origin_text
 from lllaunch.review.lock import (
     lock_path,
     lock_text,
@@ -238,7 +238,7 @@ def _show(
         print_json({**_document(runs, build, sweep=sweep), **batch})
         return
     plan = essential(first.readable) if changed else first.readable
-    rows = annotated(plan, first.told.comment)
+    rows = annotated(plan, lambda path: origin_text(first.chain(path)))
     rest: dict[str, Any] = {"resolved": first.resolved, "plan_hash": first.plan_hash}
     if sweep:
         rest["jobs"] = list(_jobs(runs, lambda changes: text_lines(changes) if changes else None))
@@ -305,7 +305,7 @@ def _document(runs: Sequence[Reviewed], build: Build | None, *, sweep: bool) -> 
         **jsonable(first.readable),
         "resolved": first.resolved,
         "origins": {
-            ".".join(map(str, path)): origin_json(first.told.chain(path))
+            ".".join(map(str, path)): origin_json(first.chain(path))
             for path, _ in leaf_items(first.readable)
         },
         "fingerprint": fingerprint,

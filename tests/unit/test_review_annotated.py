@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import yaml
@@ -9,14 +10,10 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from lllaunch.config.nodes import HostContext
-from lllaunch.config.origins import KeyOrigin, Origin, Origins
+from lllaunch.config.origins import KeyOrigin, Link, Origin, Origins
 from lllaunch.config.resolve import resolve
 from lllaunch.config.tree import leaf_items
-from lllaunch.review.annotated import (
-    OriginAnnotator,
-    annotated,
-    comment_rows,
-)
+from lllaunch.review.annotated import annotated, chain_of, comment_rows, origin_text
 
 texts = st.text("ab#:'\" \\\n\r\t\x85\u2028\x1b[é🐘-{}.~?&*!|>%@`", max_size=8)
 # a number as a key, and its text beside it, could not be told apart
@@ -79,13 +76,15 @@ def test_a_comment_is_one_line_and_moves_no_cursor() -> None:
 SCHEMA = Origin("schema", "structured://_lllaunch_schema")
 
 
-def told(args: Any = None, *, sweeps: bool = False, **entries: Origin) -> OriginAnnotator:
+Chain = Callable[[tuple[Any, ...]], tuple[Link, ...]]
+
+
+def told(args: Any = None, *, sweeps: bool = False, **entries: Origin) -> Chain:
     """The origins of keys whose dots are written as two underscores."""
     found = {key.replace("__", "."): KeyOrigin(origin) for key, origin in entries.items()}
     cfg = OmegaConf.create({"launch": {"entrypoint": "env", "args": args}})
-    return OriginAnnotator(
-        Origins(found), resolve(cfg, HostContext(runtime_cwd="/", output_dir="/o")), sweeps
-    )
+    spec = resolve(cfg, HostContext(runtime_cwd="/", output_dir="/o"))
+    return partial(chain_of, Origins(found), spec, sweeps=sweeps)
 
 
 def where(number: int) -> Origin:
@@ -98,17 +97,17 @@ def test_a_word_of_a_command_line_has_the_origin_of_its_argument() -> None:
     names = ["lr", "tags", "-v", "x-y"]
     entries = {f"launch__args__{name}": where(number) for number, name in enumerate(names)}
     found = told(args, launch__args=where(9), **entries)
-    lines = [found.chain(("launch", "args", place))[0].origin.line for place in range(8)]
+    lines = [found(("launch", "args", place))[0].origin.line for place in range(8)]
     assert lines == [0, 0, 1, 1, 1, 2, 3, 3]
 
 
 def test_a_limit_has_its_own_origin_or_that_of_its_preset() -> None:
     entries = {"launch__watchdog": where(1), "launch__watchdog__preset": where(2)}
     found = told(**entries, launch__watchdog__stall=where(3))
-    assert found.comment(("launch", "watchdog", "stall")) == "f.yaml:3"
-    assert found.comment(("launch", "watchdog", "timeout")) == "f.yaml:2"
+    assert origin_text(found(("launch", "watchdog", "stall"))) == "f.yaml:3"
+    assert origin_text(found(("launch", "watchdog", "timeout"))) == "f.yaml:2"
     found = told(launch__watchdog=where(1), launch__watchdog__preset=SCHEMA)
-    assert found.comment(("launch", "watchdog", "timeout")) == "f.yaml:1"
+    assert origin_text(found(("launch", "watchdog", "timeout"))) == "f.yaml:1"
 
 
 def test_the_launchers_defaults_win_over_the_schemas_and_nothing_else() -> None:
@@ -119,8 +118,8 @@ def test_the_launchers_defaults_win_over_the_schemas_and_nothing_else() -> None:
         "hydra__launcher__tee": SCHEMA,
     }
     found = told(sweeps=True, **entries, **weaker)
-    told_of = {name: found.comment(("launch", name)) for name in ("role", "nproc", "tee")}
+    told_of = {name: origin_text(found(("launch", name))) for name in ("role", "nproc", "tee")}
     assert told_of == {"role": "f.yaml:2", "nproc": "f.yaml:1", "tee": "default"}
     alone = told(**entries, **weaker)
-    assert alone.comment(("launch", "role")) == "default"
-    assert alone.comment(("launch", "gone")) == ""
+    assert origin_text(alone(("launch", "role"))) == "default"
+    assert origin_text(alone(("launch", "gone"))) == ""
