@@ -158,9 +158,11 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def descendants(root: int, among: Iterable[ProcessFacts] | None = None) -> list[ProcessFacts]:
-    """All live processes below ``root``, parents before their children; zombies are left out."""
-    return below(root, by_parent(processes() if among is None else among))
+def descendants(
+    roots: int | Iterable[int], among: Iterable[ProcessFacts] | None = None
+) -> list[ProcessFacts]:
+    """All live processes below some, parents before their children; zombies are left out."""
+    return below(roots, by_parent(processes() if among is None else among))
 
 
 def by_parent(among: Iterable[ProcessFacts]) -> dict[int, list[ProcessFacts]]:
@@ -171,10 +173,12 @@ def by_parent(among: Iterable[ProcessFacts]) -> dict[int, list[ProcessFacts]]:
     return found
 
 
-def below(root: int, families: Mapping[int, Iterable[ProcessFacts]]) -> list[ProcessFacts]:
+def below(
+    roots: int | Iterable[int], families: Mapping[int, Iterable[ProcessFacts]]
+) -> list[ProcessFacts]:
     """As `descendants`, of processes that `by_parent` has sorted: for one that asks more often."""
     found: list[ProcessFacts] = []
-    queue = [root]
+    queue = [roots] if isinstance(roots, int) else [*roots]
     while queue:
         for process in families.get(queue.pop(0), ()):
             queue.append(process.pid)

@@ -46,9 +46,7 @@ def kill_below(roots: Collection[int], *, itself: bool = False) -> list[proc.Pro
     if not roots:
         return []
     everything = proc.processes()
-    found = {
-        process.pid: process for root in roots for process in proc.descendants(root, everything)
-    }
+    found = {process.pid: process for process in proc.descendants(roots, everything)}
     if itself:
         found |= {process.pid: process for process in everything if process.pid in roots}
     for process in found.values():
@@ -112,7 +110,7 @@ class OrphanCleanup:
             return True
         everything = proc.processes()
         alive = [found for found in everything if found.pid in orphans and found.state not in "ZX"]
-        alive += (below for pid in orphans for below in proc.descendants(pid, everything))
+        alive += proc.descendants(orphans, everything)
         for process in alive:
             self._seen.setdefault(process.pid, proc.command(process.pid))
         # What was below one that has just ended is an orphan only the next time.

@@ -182,7 +182,7 @@ class Server:
             # it becomes a child of this process.
             everything = proc.processes()
             orphans = self._orphans()
-            below = (each for pid in orphans for each in proc.descendants(pid, everything))
+            below = proc.descendants(orphans, everything)
             # those that are gone are left out: their numbers may come to mean others
             self._spared &= {process.pid for process in everything}
             self._spared.update(orphans, (process.pid for process in below))

@@ -364,7 +364,7 @@ def survey(
     everything = processes()
     known = {process.pid: process for process in everything}
     roots = [os.getpid(), parent] if parent else [os.getpid()]
-    ours = {process.pid for root in roots for process in proc.descendants(root, everything)}
+    ours = {process.pid for process in proc.descendants(roots, everything)}
     below = trees(workers.values(), everything)
     cases = []
     for rank, pid in sorted(workers.items()):
