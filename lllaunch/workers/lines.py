@@ -165,7 +165,10 @@ class LineCollapser:
         # when they came
         self._times: list[deque[float]] = [deque() for _ in whose]
         # by member: those of its stream, those of its rank, how often its stream holds a line
-        self._stream = [[n for n, each in enumerate(whose) if each[0] == own] for own, _ in whose]
+        members = [
+            [n for n, (own, _) in enumerate(whose) if own == each] for each in range(len(streams))
+        ]
+        self._stream = [members[number] for number, _ in whose]
         self._rank = [[n for n, each in enumerate(whose) if each[1] == own] for _, own in whose]
         counts: list[Counter[bytes]] = [Counter() for _ in streams]
         self._copies = [counts[number] for number, _ in whose]

@@ -11,6 +11,7 @@ import collections
 import contextlib
 import errno
 import functools
+import itertools
 import logging
 import math
 import os
@@ -244,11 +245,6 @@ class CollapsedFiles(LineCollapser):
 
         self._header_of = header_of
         self.files: list[FollowedFile] = []
-        # by member: those of its stream, as the sum of ``1 << member``
-        self._masks: list[int] = []
-        for ranks in streams:
-            first, count = len(self._masks), len(ranks)
-            self._masks += [((1 << count) - 1) << first] * count
 
     def show(self, *, everything: bool = False) -> None:
         """Show what need not be held any longer, or all that is held."""
@@ -259,27 +255,21 @@ class CollapsedFiles(LineCollapser):
         self._write(self.take_all(member))
 
     def _write(self, shown: Sequence[tuple[int, bytes]]) -> None:
-        parts: list[bytes] = []
-        said = stream = 0
-        for members, line in shown:
-            if not members & stream:
-                self._write_to_stream(said, parts)
-                parts, said = [], 0
-                stream = self._masks[members.bit_length() - 1]
-            said |= members
-            header = self._header_of(members)
-            parts += [header, line.replace(b"\n", b"\n" + header), b"\n"]
-        self._write_to_stream(said, parts)
+        for stream, lines in itertools.groupby(shown, self._stream_of):
+            parts: list[bytes] = []
+            said = 0
+            for members, line in lines:
+                said |= members
+                header = self._header_of(members)
+                parts += [header, line.replace(b"\n", b"\n" + header), b"\n"]
+            speakers = [member for member in stream if said >> member & 1]
+            files = [self.files[member] for member in speakers if not self.holds(member)]
+            self.files[speakers[0]].write([b"".join(parts)], files)
+            for file in files:
+                file.update_live_area()
 
-    def _write_to_stream(self, said: int, parts: Sequence[bytes]) -> None:
-        """Write lines that some files of one stream have said."""
-        members = [member for member in range(len(self.files)) if said >> member & 1]
-        if not members:
-            return
-        files = [self.files[member] for member in members if not self.holds(member)]
-        self.files[members[0]].write([b"".join(parts)], files)
-        for file in files:
-            file.update_live_area()
+    def _stream_of(self, shown: tuple[int, bytes]) -> list[int]:
+        return self._stream[shown[0].bit_length() - 1]
 
 
 class FollowedFile:
