@@ -560,14 +560,6 @@ class Spawner:
 
     # Ending
 
-    def _wait(self) -> int | None:
-        try:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-        except ChildProcessError:
-            # It is a branch, or somebody else in this process waits for all children.
-            return None
-        return os.waitstatus_to_exitcode(status) if pid else None
-
     def _go_on_burying(self) -> None:
         """Do what is to be done next, and be woken for what follows.
 
@@ -601,7 +593,11 @@ class Spawner:
         if not process_ended(self._pidfd):
             self._kill_spawner()
             yield from self._until(lambda: process_ended(self._pidfd), _CLOSE_SECONDS)
-        status = self._wait()
+        status = None
+        # A branch is no child, and somebody else in this process may wait for all children.
+        with contextlib.suppress(ChildProcessError):
+            pid, code = os.waitpid(self.pid, os.WNOHANG)
+            status = os.waitstatus_to_exitcode(code) if pid else None
         if self._epoll is not None:
             with contextlib.suppress(FileNotFoundError):
                 self._epoll.unregister(self._pidfd)

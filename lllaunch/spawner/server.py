@@ -110,7 +110,8 @@ class Server:
         while True:
             launchers = [launcher for launcher in self._branches.values() if launcher >= 0]
             files = (self._channel.fileno(), self._launcher, self._children, *launchers)
-            ready = wait(files, seconds=self._timeout())
+            cleanups = (each for each in (self._cleanup, self._strays) if each is not None)
+            ready = wait(files, seconds=min((each.next_in() for each in cleanups), default=None))
             if self._children in ready:
                 os.read(self._children, 4096)
             if self._launcher in ready:
@@ -132,11 +133,6 @@ class Server:
             if self._channel.closed:
                 self._end()
             self._clean_up()
-
-    def _timeout(self) -> float | None:
-        cleanups = (self._cleanup, self._strays)
-        waits = [cleanup.next_in() for cleanup in cleanups if cleanup is not None]
-        return min(waits, default=None)
 
     def _handle(self, message: Message) -> None:
         header = message.header

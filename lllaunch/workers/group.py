@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from collections.abc import Iterable
-from functools import partial
 from signal import Signals
 from typing import TYPE_CHECKING, TypeVar
 
@@ -43,14 +42,6 @@ logger = logging.getLogger(__name__)
 # or what a GPU driver holds, takes longer than a short grace period.
 UNKILLABLE_SECONDS = 10.0
 _ENDS_NOBODY = (Signals.SIGSTOP, Signals.SIGCONT)
-
-
-def _spawn_store(starter: Spawner, stderr: str, listener: socket.socket) -> int:
-    from lllaunch.spawner.pickling import dump  # noqa: PLC0415 - imports multiprocessing
-
-    target = dump(store.serve, (listener,), None, "the store")
-    env = store.ENVIRONMENT
-    return starter.spawn(store.RANK, target, cwd="/", env=env, stdout=os.devnull, stderr=stderr)
 
 
 class WorkerProcesses:
@@ -89,9 +80,8 @@ class WorkerProcesses:
         self._released = False
         self._starter: Spawner | None = None
         self._owns_starter = False
-        # On one node: where torch's store is asked for, what starts its process then, and its key.
+        # On one node: where torch's store is asked for, and the key of its process.
         self._listener: socket.socket | None = None
-        self._start_store: Callable[[socket.socket], int] | None = None
         self._store_key = 0
 
         self._tees = Tees(name, files, shown or Shown())
@@ -101,6 +91,14 @@ class WorkerProcesses:
     def serve_store(self, port: HeldPort | None) -> None:
         """Serve torch's store from the first connection until all workers have ended."""
         self._listener = None if port is None else port.listener
+
+    def _start_store(self, starter: Spawner, listener: socket.socket) -> int:
+        from lllaunch.spawner.pickling import dump  # noqa: PLC0415 - imports multiprocessing
+
+        target = dump(store.serve, (listener,), None, "the store")
+        env, errors = store.ENVIRONMENT, self.stderrs[min(self.stderrs)]
+        nowhere = os.devnull
+        return starter.spawn(store.RANK, target, cwd="/", env=env, stdout=nowhere, stderr=errors)
 
     def _end_store(self) -> None:
         if self._starter is not None and self._store_key:
@@ -123,10 +121,8 @@ class WorkerProcesses:
         """Take note of what happened since the last call, without waiting; the events."""
         if self._starter is None:
             return ()
-        listener, start = self._listener, self._start_store
-        if listener is not None and start is not None and not self._store_key:
-            # somebody asks for the store
-            self._store_key = start(listener) if wait_readable(listener, 0) else 0
+        if self._listener is not None and not self._store_key and wait_readable(self._listener, 0):
+            self._store_key = self._start_store(self._starter, self._listener)
         events = [event for event in self._starter.dispatch() if not self._is_of_store(event)]
         for event in events:
             if self.observer is not None:
@@ -329,8 +325,6 @@ def start_processes(
                 fresh=fresh,
                 attempt=workers.attempt,
             )
-        errors = workers.stderrs[min(workers.stderrs)]
-        workers._start_store = partial(_spawn_store, spawner, errors)
         workers._tees.start()
     except BaseException:
         workers.close()
