@@ -142,11 +142,10 @@ class Reader:
 
         ``key`` is its own, empty for the config itself; nothing if there is no mapping.
         """
-        node: Any = self.cfg
+        node: Any = None
+        with suppress(OmegaConfBaseException):
+            node = OmegaConf.select(self.cfg, key) if key else self.cfg
         raw = value_at(self.root, key.split(".")) if key else self.root
-        if key:
-            with suppress(OmegaConfBaseException):
-                node = OmegaConf.select(self.cfg, key)
         if not isinstance(raw, dict):
             # a reference, or a part of Hydra's node
             raw = _raw(node)

@@ -6,7 +6,6 @@ is not null there somebody has set, to the default or not.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
@@ -15,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from msgspec.structs import replace
-from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.config.cluster import ClusterNode, read_cluster, refuse_other
 from lllaunch.config.command import (
@@ -140,10 +138,7 @@ def _read_layers(reader: Reader, findings: Findings, key: str, outer: str = "") 
         findings.add(key, node, Unfit(expected, code="type"))
         findings.raise_if_any()
     own = known_items(node or {}, key, KEYS, findings, SYNONYMS, EXPLAINED)
-    weaker: dict[str, Tree] = {}
-    if outer:
-        with contextlib.suppress(OmegaConfBaseException):
-            weaker = reader.items(outer, LAUNCH_FIELDS)
+    weaker = reader.items(outer, LAUNCH_FIELDS) if outer else {}
     for where, items, names in ((key, own, KEYS), (outer, weaker, LAUNCH_FIELDS)):
         if items.keys() == set(names):
             # Hydra has composed it over the schema

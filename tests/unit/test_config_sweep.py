@@ -195,6 +195,7 @@ def test_a_jobs_own_value_on_the_command_line_wins_even_if_it_is_the_default(sto
             "nodes=x",
             "nodes: expected a whole number, 1 or more, got 'x'",
         ),
+        ("cluster=${nope}", "cluster: '${nope}' cannot be resolved: Interpolation key 'nope'"),
         ("setup=[1,{}]", "setup[1]: expected text, got {}"),
         (
             "timeout_min=1",
@@ -207,7 +208,6 @@ def test_a_problem_with_the_launchers_cluster_has_its_key_there(
 ) -> None:
     chosen = () if override.startswith("cluster") else ("hydra.launcher.cluster=slurm",)
     cfg = composed(stored, *chosen, f"++hydra.launcher.{override}", "launch.entrypoint=env")
-    assert sweep_settings(cfg) == SweepSettings()
     with pytest.raises(ConfigError) as caught:
         spec_of(cfg)
     assert str(caught.value).startswith(f"hydra.launcher.{told}")
