@@ -1,6 +1,6 @@
 """Which names say that what they name is a secret, and which values look like one.
 
-And how secrets are kept out of what is written (`Redactor`), and out of overrides; of a whole
+And how secrets are kept out of what is written (`redactor`), and out of overrides; of a whole
 config `lllaunch.config.secrets` says so.
 """
 
@@ -11,7 +11,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from lllaunch.files import read_text
@@ -194,42 +194,35 @@ _SOURCE = re.compile(r"\$\{oc\.env:(\w+)")
 _SHORTEST = 4  # characters
 
 
-class Redactor:
-    """Replaces the values of secrets in text.
+def redactor(secrets: Mapping[str, str], *, certain: bool = False) -> Callable[[str], str]:
+    """Return what replaces the values of secrets in text, each by its source.
 
-    Values that are no secrets are left alone (`lllaunch.secret_names.is_secret`): those of most
-    variables are the names of users, hosts and directories, which stand in half of all lines.
-    ``certain`` says that all of them are secrets, whatever they are called and look like.
+    Values that are no secrets are left alone (`is_secret`): those of most variables are the names
+    of users, hosts and directories, which stand in half of all lines. ``certain`` says that all of
+    them are secrets, whatever they are called and look like.
     """
-
-    def __init__(self, secrets: Mapping[str, str] | None = None, *, certain: bool = False) -> None:
-        self._names = {
-            value: source
-            for value, source in (secrets or {}).items()
-            if len(value) >= _SHORTEST and (certain or is_secret(value, source))
-        }
-        # the longest first: a secret may hold another one
-        longest = sorted(self._names, key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(_whole_words, longest))) if longest else None
-
-    @classmethod
-    def of(cls, spec: LaunchSpec) -> Redactor:
-        """Return the redactor for the secrets that a run gives to its workers."""
-        secrets = {
-            value: source
-            for path, value, source in spec.withheld
-            if is_secret(value, *map(str, path), source)
-        }
-        return cls(secrets, certain=True)
-
-    def __call__(self, text: str) -> str:
-        """Return ``text`` without the values of secrets."""
-        if self._pattern is None:
-            return text
-        return self._pattern.sub(lambda found: self._names[found[0]], text)
+    names = {
+        value: source
+        for value, source in secrets.items()
+        if len(value) >= _SHORTEST and (certain or is_secret(value, source))
+    }
+    # the longest first: a secret may hold another one
+    longest = sorted(names, key=len, reverse=True)
+    pattern = re.compile("|".join(map(_whole_words, longest)))
+    return lambda text: pattern.sub(lambda found: names[found[0]], text) if names else text
 
 
-def redactor_of(directory: str, environ: Mapping[str, str]) -> Redactor:
+def redactor_for(spec: LaunchSpec) -> Callable[[str], str]:
+    """Return the same for the secrets that a run gives to its workers."""
+    secrets = {
+        value: source
+        for path, value, source in spec.withheld
+        if is_secret(value, *map(str, path), source)
+    }
+    return redactor(secrets, certain=True)
+
+
+def redactor_of(directory: str, environ: Mapping[str, str]) -> Callable[[str], str]:
     """Return what takes the values of variables that a run's plan names out of what it has left.
 
     Plans of its nodes are in directories in its own; the values may be in ``environ``.
@@ -238,7 +231,7 @@ def redactor_of(directory: str, environ: Mapping[str, str]) -> Redactor:
     with contextlib.suppress(OSError):
         plans += [os.path.join(directory, name, "plan.yaml") for name in os.listdir(directory)]
     names = {name for plan in plans for name in _SOURCE.findall(read_text(plan) or "")}
-    return Redactor({environ[name]: f"${{oc.env:{name}}}" for name in names & environ.keys()})
+    return redactor({environ[name]: f"${{oc.env:{name}}}" for name in names & environ.keys()})
 
 
 def _whole_words(value: str) -> str:

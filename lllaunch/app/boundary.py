@@ -43,14 +43,14 @@ from lllaunch.hydra_compat import HydraMessage, QuietReturn, Seam, replaced
 from lllaunch.linux.cgroup import shortage
 from lllaunch.review.paths import PlanRefused
 from lllaunch.run.files import relative_path, working_directory
-from lllaunch.secret_names import Redactor
+from lllaunch.secret_names import redactor
 from lllaunch.signal_source import ENDING
 from lllaunch.text import visible
 
 
 def without_variables(text: str) -> str:
     """Returns a text with ``${oc.env:NAME}`` in place of the secrets that variables hold."""
-    return Redactor({os.environ[name]: f"${{oc.env:{name}}}" for name in os.environ})(text)
+    return redactor({os.environ[name]: f"${{oc.env:{name}}}" for name in os.environ})(text)
 
 
 _EXPERIMENTS = "exp"

@@ -52,7 +52,7 @@ from lllaunch.launch_settings import KEYS
 from lllaunch.review.allow import check
 from lllaunch.review.lock import Lock, read_lock, sweep_plan
 from lllaunch.review.paths import PlanRefused, locks_all, tree_top
-from lllaunch.secret_names import Redactor
+from lllaunch.secret_names import redactor
 from lllaunch.text import shorten
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def check_tree(directory: str) -> Outcome:
     every_literal = itertools.chain.from_iterable(
         literals(one.document.data) for one in tree.files.values()
     )
-    literal = Redactor({text: source for _, source, text in every_literal}, certain=True)
+    literal = redactor({text: source for _, source, text in every_literal}, certain=True)
     return outcome.cleaned(lambda text: without_variables(literal(text)))
 
 

@@ -22,7 +22,7 @@ from lllaunch.run.events import EventLog
 from lllaunch.run.files import write_atomic
 from lllaunch.run.group import RunGroup
 from lllaunch.run.observer import RunObserver
-from lllaunch.secret_names import Redactor
+from lllaunch.secret_names import redactor_for
 from lllaunch.signal_source import (
     DEFAULT_SIGNALS,
     QUIET,
@@ -87,7 +87,7 @@ class Run:
     job: BatchJob | None = None
 
     def __post_init__(self) -> None:
-        self.redact = Redactor.of(self.spec)
+        self.redact = redactor_for(self.spec)
         self.nodes: RunNodes | None = None
         self._started_ns = now_ns()
         self._memory = read_memory()

@@ -31,7 +31,7 @@ from lllaunch.config.read import watching
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.review.lock import lock_path, name_problem, renew_command
 from lllaunch.review.paths import PlanRefused, locks_all
-from lllaunch.secret_names import Redactor, redacted_overrides
+from lllaunch.secret_names import redacted_overrides, redactor_for
 from lllaunch.verbs.printing import print_lines
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
         message = "has no name that it could be made from"
         raise ConfigError((_problem("the TrainJob", "", message, "give --name NAME"),))
     locked = _admit(composed, reviewed)
-    spec, hide = reviewed.spec, Redactor.of(reviewed.spec)
+    spec, hide = reviewed.spec, redactor_for(reviewed.spec)
 
     def words(request: ConfigRequest) -> list[str]:
         clean = request._replace(overrides=redacted_overrides(request.overrides))

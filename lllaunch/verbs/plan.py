@@ -40,7 +40,7 @@ from lllaunch.review.lock import (
 )
 from lllaunch.review.paths import PlanRefused, tree_top
 from lllaunch.run.build import Build, BuildQuery, modules_of
-from lllaunch.secret_names import Redactor, redacted_overrides
+from lllaunch.secret_names import redacted_overrides, redactor_for
 from lllaunch.text import first_line
 from lllaunch.verbs.manifest import add_manifest_flags, show_trainjob
 from lllaunch.verbs.printing import (
@@ -273,7 +273,7 @@ def _batch_file(run: Reviewed, *, portable: bool) -> dict[str, Any]:
         text = batch_text(replace(spec, output_dir=shown, log_dir=shown), name)
     except LaunchError as error:
         return {"batch": None, "batch_problem": first_line(str(error))}
-    text = Redactor.of(spec)(text)
+    text = redactor_for(spec)(text)
     # where the cluster cannot be asked nothing is said
     with contextlib.suppress(LaunchError):
         here = replace(spec, output_dir=os.getcwd(), log_dir=os.getcwd())

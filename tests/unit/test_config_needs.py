@@ -11,7 +11,7 @@ from support.nvml import FakeNvml
 
 from lllaunch.config.plan import plan_node
 from lllaunch.config.schema import schema_node
-from lllaunch.secret_names import Redactor
+from lllaunch.secret_names import redactor_for
 from lllaunch.spec import Preflight, Resources
 from lllaunch.sweep.pool import Need, need_of
 from tests.unit.launch_nodes import complaints, mistakes, plan_text, read_back, spec_of
@@ -147,6 +147,6 @@ def test_a_secret_argument_is_written_nowhere(
     text = plan_text(spec)
     assert yaml.safe_load(text)["launch"]["preflight"]["command"] == planned
     assert read_back(text) == spec
-    hide = Redactor.of(spec)
+    hide = redactor_for(spec)
     assert hide(spec.preflight.text) == hide(spec.preflight.text).replace("hunter2", "")
     assert hide("env --with") == "env --with"

@@ -12,7 +12,7 @@ import pytest
 
 from lllaunch.events import Exited, OrphansGone
 from lllaunch.run.events import EventLog, encode, read_history
-from lllaunch.secret_names import Redactor
+from lllaunch.secret_names import redactor, redactor_for
 from lllaunch.spawner.protocol import Function, Script
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.supervisor.machine import (
@@ -110,10 +110,10 @@ def test_secrets_are_replaced_by_their_source():
             (("env", "SHORT_KEY"), "a", "${oc.env:SHORT_KEY}"),
         ),
     )
-    redact = Redactor.of(spec)
+    redact = redactor_for(spec)
     assert redact("a hunter2-hunter2 b hunter2") == "a ${oc.env:API_TOKEN} b ${oc.env:OTHER}"
     assert b"hunter2" not in encode(Thing(["x hunter2"]), AT, redact)
-    assert Redactor()("anything") == "anything"
+    assert redactor({})("anything") == "anything"
 
 
 def test_torn_line_of_a_former_run_is_ended(tmp_path):
