@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from lllaunch.console.bottom import Bottom, RunStatus, heartbeat_text, status_rows, stays
 from lllaunch.console.stream import Outlet, display, given_or_nowhere, same_file
-from lllaunch.console.table import Painter, is_terminal
+from lllaunch.console.table import is_terminal, painter
 from lllaunch.documents import signal_name
 from lllaunch.run.files import working_directory
 from lllaunch.spec import ConsolePolicy
@@ -259,7 +259,7 @@ class Console:
         if not is_terminal(self._outlet.stream):
             return None
         if self._bottom is None:
-            paint = Painter(self._outlet.stream, self._policy.color).paint
+            paint = painter(self._outlet.stream, self._policy.color)
             self._bottom = Bottom(self._outlet, paint, self._rows)
         return self._bottom
 
@@ -311,7 +311,7 @@ class Console:
         rows = [(StyledText(visible(self._hide(line.text)), line.style),) for line in lines]
         patience = self._last_patience if last else self._patience
         with self._speaks:
-            texts = Painter(self._outlet.stream, self._policy.color).paint(rows)
+            texts = painter(self._outlet.stream, self._policy.color)(rows)
             self._outlet.put("".join(f"{text}\n" for text in texts), patience, last=last)
 
 

@@ -21,7 +21,7 @@ from lllaunch.console.board import Board, heartbeat_text, view_of
 from lllaunch.console.bottom import Bottom, size_of, stays
 from lllaunch.console.console import Console
 from lllaunch.console.stream import KEPT, Outlet, display, given_or_nowhere, same_file
-from lllaunch.console.table import Painter, Row, decoded, is_terminal
+from lllaunch.console.table import Row, decoded, is_terminal, painter
 from lllaunch.run.files import working_directory
 from lllaunch.spec import ConsolePolicy
 from lllaunch.sweep.processes import tell_progress
@@ -89,7 +89,7 @@ class SweepConsole:
         self.live = stays(stream, policy, unasked=fits) if live is None else live
         self._quiet = policy.quiet
         self._interval = None if self.live or policy.quiet else policy.interval
-        self._paint = Painter(stream, policy.color).paint
+        self._paint = painter(stream, policy.color)
         self._table: Bottom | None = None
         self._board = Board(self._cwd)
         self._drawn = float("-inf")

@@ -196,28 +196,25 @@ def is_terminal(stream: TextIO) -> bool:
         return False
 
 
-class Painter:
-    """Makes text of rows, with colours if a stream is a terminal that has some.
+def painter(
+    stream: TextIO, color: Literal["always", "never"] | None = None
+) -> Callable[[Sequence[Row]], list[str]]:
+    """Return what makes text of rows, with colours if a stream is a terminal that has some.
 
-    ``stream``: where the rows go. ``color``: whether there are colours; None for what the stream,
-    NO_COLOR and FORCE_COLOR say.
+    ``color``: whether there are colours; None for what the stream, NO_COLOR and FORCE_COLOR say.
     """
+    forced = color == "always" or (color is None and bool(os.environ.get("FORCE_COLOR")))
+    colours = forced or (color is None and moves_cursor() and is_terminal(stream))
+    grey = color is None and bool(os.environ.get("NO_COLOR"))
+    known = {
+        word: code
+        for word, code in _CODES.items()
+        if colours and (not grey or word in {"bold", "dim"})
+    }
 
-    def __init__(self, stream: TextIO, color: Literal["always", "never"] | None = None) -> None:
-        forced = color == "always" or (color is None and bool(os.environ.get("FORCE_COLOR")))
-        colours = forced or (color is None and moves_cursor() and is_terminal(stream))
-        grey = color is None and bool(os.environ.get("NO_COLOR"))
-        self._codes = {
-            word: code
-            for word, code in _CODES.items()
-            if colours and (not grey or word in {"bold", "dim"})
-        }
-
-    def paint(self, rows: Sequence[Row]) -> list[str]:
-        """Return each row as text."""
-        return ["".join(map(self._painted, row)) for row in rows]
-
-    def _painted(self, span: StyledText) -> str:
-        words = RICH_STYLES[span.style].split() if self._codes else ()
-        codes = ";".join(self._codes[word] for word in words if word in self._codes)
+    def painted(span: StyledText) -> str:
+        words = RICH_STYLES[span.style].split() if known else ()
+        codes = ";".join(known[word] for word in words if word in known)
         return f"\x1b[{codes}m{span.text}\x1b[0m" if codes and span.text else span.text
+
+    return lambda rows: ["".join(map(painted, row)) for row in rows]

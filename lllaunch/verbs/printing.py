@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from lllaunch.app.command_line import WrongUsage, read
 from lllaunch.console.stream import encodable
-from lllaunch.console.table import Painter, Row, is_terminal
+from lllaunch.console.table import Row, is_terminal, painter
 from lllaunch.errors import ExitCode, LaunchError, Unfit
 from lllaunch.run.files import naming, write_atomic
 from lllaunch.text import plain, visible
@@ -146,7 +146,7 @@ def columns() -> int:
 def print_rows(rows: Iterable[Row]) -> None:
     """Print rows, in colours on a terminal; they cannot move its cursor."""
     tame = [tuple(StyledText(plain(span.text), span.style) for span in row) for row in rows]
-    for line in Painter(sys.stdout).paint(tame):
+    for line in painter(sys.stdout)(tame):
         sys.stdout.write(encodable(f"{line}\n", sys.stdout))
 
 

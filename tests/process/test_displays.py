@@ -37,7 +37,7 @@ sys.exit(int(sys.argv[1]))
 
 REPORT = "console.report:report_lines"
 RUN = [
-    "console.console:Console._say",
+    "console.console:Console.note",
     "console.console:heartbeat_text",
     REPORT,
     "results.github:commands",
@@ -45,7 +45,7 @@ RUN = [
 ]
 SUMMARY = "console.summary:summary_rows"
 SWEEP = [
-    "console.sweep:Painter",
+    "console.sweep:painter",
     "console.sweep:Board.take",
     "console.sweep:heartbeat_text",
     SUMMARY,
@@ -97,4 +97,4 @@ def test_a_sweep_has_its_results_and_exit_code_without_its_displays(
     found = [text for part, text in whose.items() if part in view]
     expect_notices(ended.err, found or ["more messages of this sweep"])
     shown = "1 of 2 jobs succeeded, 1 failed" in ended.err
-    assert shown == (view not in {"console.sweep:Painter", SUMMARY})
+    assert shown == (view not in {"console.sweep:painter", SUMMARY})
