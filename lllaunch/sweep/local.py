@@ -17,7 +17,7 @@ from lllaunch.documents import Plain
 from lllaunch.errors import LaunchError, OutputError, for_signal
 from lllaunch.spawner.forks import STOP_AND_CONTINUE, ignored_at_start
 from lllaunch.sweep.loop import Executor
-from lllaunch.sweep.machine import LeaseFailed, Leases, Slot, SlotWatch
+from lllaunch.sweep.machine import LeaseFailed, Leases, SlotWatch
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.processes import ForkFailed, JobProcess, Remains, Work
 from lllaunch.sweep.protocol import BeginJob, Prepared
@@ -58,7 +58,7 @@ class LocalExecutor(Executor):
         self._composing: JobProcess | None = None
         # The number of a job that is to be composed, and has no process yet.
         self._unforked: int | None = None
-        self._watches: dict[Slot, SlotWatch] = {}
+        self._watches: dict[Lease, SlotWatch] = {}
         # what jobs leave is adopted from now on
         self._remains = Remains(self._all_marks)
 
@@ -89,7 +89,7 @@ class LocalExecutor(Executor):
                 busy = self._leases.acquire(start.lease)
             if busy is not None:
                 self._watches[busy] = self._leases.watch(busy)
-                self.sweep.tell(v.JobNotStarted(start.number, busy.lease))
+                self.sweep.tell(v.JobNotStarted(start.number, busy))
                 return
             # one that is tried again is composed again
             job = self._jobs.get(start.number) or self._fork(start.number)
@@ -188,7 +188,7 @@ class LocalExecutor(Executor):
             if watch.fileno() in ready:
                 watch.close()
                 del self._watches[slot]
-                self.sweep.tell(v.SlotsFreed(slot.lease))
+                self.sweep.tell(v.SlotsFreed(slot))
 
     def _look_at(self, job: JobProcess, ready: frozenset[int]) -> None:
         """Reads what a job says and prints, and notices its end."""

@@ -22,7 +22,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, Unfit
 from lllaunch.linux.cgroup import Cores, find_cores
@@ -223,21 +223,6 @@ class LeaseFailed(LaunchError):
         return f"{self.slot} cannot be leased: {self.reason}"
 
 
-class Slot(NamedTuple):
-    """One thing that only one launcher leases at a time."""
-
-    kind: Literal["gpu", "cpu"]
-    name: str
-
-    @property
-    def lease(self) -> Lease:
-        """This slot alone, as a lease."""
-        return Lease((self.name,)) if self.kind == "gpu" else Lease((), (int(self.name),))
-
-    def __str__(self) -> str:
-        return f"GPU {self.name}" if self.kind == "gpu" else f"core {self.name}"
-
-
 SlotWatch: TypeAlias = socket.socket | Alarm
 """Waits until a slot may be free: its descriptor is readable then; try `Leases.acquire`.
 
@@ -254,23 +239,25 @@ class Leases:
     """
 
     def __init__(self, machine: SweepMachine, lock_cpus: bool = False) -> None:
-        self._addresses = {Slot("gpu", gpu.name): _address("gpu", gpu.uuid) for gpu in machine.gpus}
-        if lock_cpus:
-            user = os.getuid()
-            for core in machine.cpus:
-                self._addresses[Slot("cpu", str(core))] = _address("cpu", f"{user}/{core}")
+        # by each slot alone, as a lease
+        self._addresses = {
+            Lease((gpu.name,)): f"\0lllaunch/gpu/{gpu.uuid}".encode() for gpu in machine.gpus
+        }
+        for core in machine.cpus if lock_cpus else ():
+            address = f"\0lllaunch/cpu/{os.getuid()}/{core}".encode()
+            self._addresses[Lease((), (core,))] = address
         self._lock_cpus = lock_cpus
-        self._locks: dict[Slot, socket.socket] = {}
+        self._locks: dict[Lease, socket.socket] = {}
 
-    def acquire(self, lease: Lease) -> Slot | None:
+    def acquire(self, lease: Lease) -> Lease | None:
         """Takes all slots of a lease, or none.
 
-        Returns None if they were taken; else the first that somebody else was found to hold.
+        Returns None if they were taken; else the first slot that somebody else was found to hold.
 
         Raises:
             LeaseFailed: the system refused for another reason.
         """
-        taken: dict[Slot, socket.socket] = {}
+        taken: dict[Lease, socket.socket] = {}
         with contextlib.ExitStack() as undo:
             for slot in self._slots(lease):
                 with _leasing(slot):
@@ -298,7 +285,7 @@ class Leases:
         """The locks of a lease that is held, to be sent to a process that was forked before."""
         return tuple(self._locks[slot].fileno() for slot in self._slots(lease))
 
-    def watch(self, slot: Slot) -> SlotWatch:
+    def watch(self, slot: Lease) -> SlotWatch:
         """Waits for a slot that another launcher holds.
 
         Raises:
@@ -325,22 +312,19 @@ class Leases:
             lock.close()
         self._locks = {}
 
-    def _slots(self, lease: Lease) -> list[Slot]:
-        slots = [Slot("gpu", name) for name in lease.gpus]
+    def _slots(self, lease: Lease) -> list[Lease]:
+        slots = [Lease((name,)) for name in lease.gpus]
         if self._lock_cpus:
-            slots += [Slot("cpu", str(core)) for core in lease.cpus]
+            slots += [Lease((), (core,)) for core in lease.cpus]
         # In the same order in every launcher, whatever CUDA_VISIBLE_DEVICES calls them there.
         return sorted(slots, key=self._addresses.__getitem__)
 
 
 @contextlib.contextmanager
-def _leasing(slot: Slot) -> Iterator[None]:
+def _leasing(slot: Lease) -> Iterator[None]:
     """Let an `OSError` of the block be a `LeaseFailed`."""
     try:
         yield
     except OSError as error:
-        raise LeaseFailed(str(slot), error.strerror or str(error)) from error
-
-
-def _address(kind: str, name: str) -> bytes:
-    return f"\0lllaunch/{kind}/{name}".encode()
+        name = f"GPU {slot.gpus[0]}" if slot.gpus else f"core {slot.cpus[0]}"
+        raise LeaseFailed(name, error.strerror or str(error)) from error

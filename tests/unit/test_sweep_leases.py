@@ -22,7 +22,6 @@ from lllaunch.sweep.machine import (
     LeaseFailed,
     Leases,
     Limit,
-    Slot,
     SlotWatch,
     SweepMachine,
     find_machine,
@@ -266,8 +265,8 @@ def gpus(*names: str) -> Lease:
     return Lease(gpus=names)
 
 
-def gpu(name: str) -> Slot:
-    return Slot("gpu", name)
+def gpu(name: str) -> Lease:
+    return Lease((name,))
 
 
 def ready(watch: SlotWatch, milliseconds: int = 0) -> bool:
@@ -276,7 +275,7 @@ def ready(watch: SlotWatch, milliseconds: int = 0) -> bool:
     return bool(poll.poll(milliseconds))
 
 
-def held(leases: Leases) -> tuple[Slot, ...]:
+def held(leases: Leases) -> tuple[Lease, ...]:
     return tuple(leases._locks)
 
 
@@ -313,9 +312,8 @@ def test_cores_are_locked_only_where_that_is_asked_for() -> None:
     lease = Lease((), (CORE, CORE + 1))
     assert [leases.acquire(lease) for leases in free] == [None, None]
     assert pinned[0].acquire(lease) is None
-    assert pinned[1].acquire(Lease((), (CORE + 1, CORE + 2))) == Slot("cpu", str(CORE + 1))
-    assert str(held(pinned[0])[0]) == f"core {CORE}"
-    assert [slot.lease.cpus for slot in held(pinned[0])] == [(CORE,), (CORE + 1,)]
+    assert pinned[1].acquire(Lease((), (CORE + 1, CORE + 2))) == Lease((), (CORE + 1,))
+    assert [slot.cpus for slot in held(pinned[0])] == [(CORE,), (CORE + 1,)]
     for leases in (*free, *pinned):
         leases.close()
 
@@ -378,7 +376,7 @@ def test_no_gpu_is_ever_held_twice(steps: list[tuple[int, bool, list[str]]]) -> 
                 names = [name for name in names if owners.get(name) != who]  # noqa: PLW2901
                 busy = launchers[who].acquire(gpus(*names))
                 assert bool(busy) == bool(foreign)
-                assert busy is None or busy.name in foreign
+                assert busy is None or busy.gpus[0] in foreign
                 if busy is None:
                     owners.update(dict.fromkeys(names, who))
             else:
@@ -386,7 +384,7 @@ def test_no_gpu_is_ever_held_twice(steps: list[tuple[int, bool, list[str]]]) -> 
                 for name in set(names) - foreign:
                     owners.pop(name, None)
             for number, leases in enumerate(launchers):
-                own = {slot.name for slot in held(leases)}
+                own = {slot.gpus[0] for slot in held(leases)}
                 assert own == {name for name, owner in owners.items() if owner == number}
     finally:
         for leases in launchers:
