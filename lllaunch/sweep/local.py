@@ -148,7 +148,6 @@ class LocalExecutor(Executor):
         except OutputError as error:
             self._take_back(job.number, job.lease, error)
             return
-        job.begun = True
         lent = None if job.answer.warm is None else self._warm.lend(job.answer.warm, job.pidfd)
         # It was forked before they were taken.
         locks = self._leases.descriptors(job.lease)
@@ -265,8 +264,7 @@ class LocalExecutor(Executor):
     def _end_of(self, job: JobProcess, exit_code: int) -> v.JobEnded:
         """Write down how a job that held a lease has ended."""
         answer, directory, why = job.answer, "", job.why
-        if job.begun:
-            assert isinstance(answer, Prepared)
+        if isinstance(answer, Prepared):
             directory = answer.directory
             why = why or ("" if exit_code else "its process ended without a result")
         elif isinstance(answer, v.JobBroken):
@@ -298,7 +296,7 @@ class LocalExecutor(Executor):
         until = self.sweep.clock() + _ABANDON_SECONDS
         for job in self._running():
             job.end(seconds=max(0.0, until - self.sweep.clock()))
-            if job.exit_code is not None and job.begun:
+            if job.exit_code is not None and isinstance(job.answer, Prepared):
                 self._end_of(job, job.exit_code)
 
     def close(self) -> None:

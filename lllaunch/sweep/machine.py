@@ -141,7 +141,6 @@ def find_machine(
     gpus: Limit = None,
     cpus: Limit = None,
     *,
-    key: str = "hydra.launcher",
     nvml: Nvml | None = None,
     cores: Cores | None = None,
 ) -> SweepMachine:
@@ -161,7 +160,7 @@ def find_machine(
             return choose()
         except Unfit as unfit:
             value = limit if isinstance(limit, int) else list(limit or ())
-            problems.append(unfit.at(f"{key}.{name}", _shown(value)))
+            problems.append(unfit.at(f"hydra.launcher.{name}", _shown(value)))
             return ()
 
     none_wanted = gpus is not None and not gpus
@@ -172,16 +171,6 @@ def find_machine(
     if problems:
         raise ConfigError(tuple(problems))
     return SweepMachine(chosen_gpus, chosen_cpus, bool(visible) or none_wanted)
-
-
-def pin(lease: Lease) -> None:
-    """Binds this process, and what it will start, to the cores of a lease, if there are any.
-
-    Raises:
-        OSError: this process may use none of them (any more).
-    """
-    if lease.cpus:
-        os.sched_setaffinity(0, lease.cpus)
 
 
 def _visible(environ: Mapping[str, str], nvml: Nvml | None) -> tuple[tuple[Gpu, ...], str]:

@@ -49,7 +49,7 @@ from lllaunch.spawner.interpreter import Shared
 from lllaunch.spawner.orphans import Inherited, is_of, kill_below
 from lllaunch.spawner.private_names import run_exit_functions
 from lllaunch.spawner.protocol import Channel, Message, connected
-from lllaunch.sweep.machine import SweepMachine, pin
+from lllaunch.sweep.machine import SweepMachine
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.protocol import (
     Adopted,
@@ -251,8 +251,8 @@ def _work(work: Work, number: int, channel: Channel) -> int:
     branch = fds.pop(0) if begin.mark else -1
     Inherited.held = (*work.locks, *fds)
     os.environ.update(work.machine.environment(begin.lease))
-    if work.pins:
-        pin(begin.lease)
+    if work.pins and begin.lease.cpus:
+        os.sched_setaffinity(0, begin.lease.cpus)
     spawner = None if branch < 0 else _adopt(work, answer, begin, branch, channel)
     _launchers.append((channel, number))
     try:
@@ -434,7 +434,6 @@ class JobProcess:
         self.answer: Answer | None = None
         self.handled = self.apart = False
         self.lease: Lease | None = None
-        self.begun = False
         self.attempt = 0
         # how it ended, 128+N if signal N ended it; None if it lives
         self.exit_code: int | None = None

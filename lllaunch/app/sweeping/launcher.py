@@ -149,7 +149,7 @@ class HydraSweep:
             settings = sweep_settings(config, LAUNCHER)
             if not for_cluster:
                 limits = settings.gpus, settings.cpus
-                jobs.machine = find_machine(os.environ, *limits, key=LAUNCHER)
+                jobs.machine = find_machine(os.environ, *limits)
             check_resume(config, settings.resume)
         if ours is not None and ours.quiet:
             settings = settings._replace(console=structs.replace(settings.console, quiet=True))
