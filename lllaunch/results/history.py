@@ -480,11 +480,10 @@ _NODE = re.compile(r"node_(\d{1,6})")
 
 
 class AppendedLines:
-    """A file of lines that others append to; at first `window` bytes of its end are read."""
+    """A file of lines that others append to; of a very long one the end is read."""
 
-    def __init__(self, path: str, window: int = _MOST_BYTES, longest: int = _LONGEST_EVENT) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
-        self._window, self._longest = window, longest
         self._inode: int | None = None
         self._at = 0
 
@@ -503,13 +502,13 @@ class AppendedLines:
             first = status.st_ino != self._inode or status.st_size < self._at
             if first:
                 self._inode = status.st_ino
-                self._at = max(0, status.st_size - self._window)
+                self._at = max(0, status.st_size - _MOST_BYTES)
             # what it begins with is no whole line
             skips = first and self._at > 0
             file.seek(self._at)
-            while line := file.readline(self._longest):
+            while line := file.readline(_LONGEST_EVENT):
                 whole = line.endswith(b"\n")
-                if not whole and len(line) < self._longest:
+                if not whole and len(line) < _LONGEST_EVENT:
                     return
                 self._at += len(line)
                 if not skips:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from lllaunch.errors import LaunchError
-from lllaunch.results.index import DEFAULT_ROOTS, DEPTH, used_from
+from lllaunch.results.index import DEFAULT_ROOTS, used_from
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
     MULTIRUN,
@@ -33,25 +33,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 
-def list_entries(
-    roots: Iterable[str], depth: int = DEPTH, queue: BatchQueue | None = None
-) -> list[ListEntry]:
+def list_entries(roots: Iterable[str], queue: BatchQueue | None = None) -> list[ListEntry]:
     """Returns the runs and sweeps below some directories, the newest first."""
-    return sorted(
-        newest(roots, depth, queue), key=lambda entry: entry.started_ns or 0, reverse=True
-    )
+    return sorted(newest(roots, queue), key=lambda entry: entry.started_ns or 0, reverse=True)
 
 
-def newest(
-    roots: Iterable[str], depth: int = DEPTH, queue: BatchQueue | None = None
-) -> Iterator[ListEntry]:
+def newest(roots: Iterable[str], queue: BatchQueue | None = None) -> Iterator[ListEntry]:
     """Yield the same, as far as the times of files tell the order; each is read when it is due.
 
     Who wants a few of thousands stops early.
     """
     found: dict[str, tuple[int, FoundDirectory]] = {}
     for root in roots:
-        for each in find(root, depth):
+        for each in find(root):
             key = os.path.realpath(each.path)
             if key not in found:
                 found[key] = began_ns(each), each
@@ -113,7 +107,7 @@ class NoSuchRun(LaunchError):
         return f"{path}{self.reason}{hint}"
 
 
-def locate(name: str, cwd: str | None = None) -> FoundDirectory:
+def locate(name: str) -> FoundDirectory:
     """Finds a run or a sweep.
 
     ``name``: its directory, or something in it: its result.json, the directory of an
@@ -123,12 +117,9 @@ def locate(name: str, cwd: str | None = None) -> FoundDirectory:
     Raises:
         NoSuchRun: it is not there.
     """
-    path = name if cwd is None else os.path.join(cwd, name)
-    if name == LATEST and not os.path.exists(path):
-        return _latest(cwd)
-    if not os.path.exists(path):
-        return _named(name, cwd)
-    directory = os.path.normpath(path)
+    if not os.path.exists(name):
+        return _latest() if name == LATEST else _named(name)
+    directory = os.path.normpath(name)
     inside = _WITHIN.fullmatch(directory)
     if inside is not None:
         directory = inside[1] or "."
@@ -136,7 +127,7 @@ def locate(name: str, cwd: str | None = None) -> FoundDirectory:
         directory = os.path.dirname(directory) or "."
     found = look(directory)
     if found is None:
-        raise _none_at(name, directory, is_directory=os.path.isdir(path))
+        raise _none_at(name, directory, is_directory=os.path.isdir(name))
     return found
 
 
@@ -151,18 +142,16 @@ def _none_at(name: str, directory: str, *, is_directory: bool) -> NoSuchRun:
     return NoSuchRun(name, "is not the directory of a run or a sweep", hint)
 
 
-def roots_of(cwd: str | None = None) -> list[str]:
-    """Return where the runs are that were started in a directory."""
-    roots = [root if cwd is None else os.path.join(cwd, root) for root in DEFAULT_ROOTS]
-    here = os.path.realpath(cwd or os.getcwd())
+def roots_of() -> list[str]:
+    """Return where the runs are that were started here, as the user would type it."""
+    here = os.path.realpath(os.getcwd())
     used = used_from(here, os.environ)
-    # as the user would type them
-    return roots + [path if cwd else relative_path(path, here) for path in used]
+    return [*DEFAULT_ROOTS, *(relative_path(path, here) for path in used)]
 
 
-def _latest(cwd: str | None) -> FoundDirectory:
+def _latest() -> FoundDirectory:
     # the times of files tell nearly who began last
-    entries = itertools.islice(newest(roots_of(cwd)), _NEAR)
+    entries = itertools.islice(newest(roots_of()), _NEAR)
     last = max(entries, key=lambda entry: entry.started_ns or 0, default=None)
     found = look(last.path) if last else None
     if found is None:
@@ -170,7 +159,7 @@ def _latest(cwd: str | None) -> FoundDirectory:
     return found
 
 
-def _named(name: str, cwd: str | None) -> FoundDirectory:
+def _named(name: str) -> FoundDirectory:
     """Find the run or sweep whose path ends with a name.
 
     Raises:
@@ -178,12 +167,12 @@ def _named(name: str, cwd: str | None) -> FoundDirectory:
     """
     found = {
         os.path.realpath(each.path): each
-        for root in roots_of(cwd)
+        for root in roots_of()
         for each in find(root)
         if each.path.endswith(f"/{name.rstrip('/')}")
     }
     if not found and _JOB_ID.fullmatch(name):
-        places = (place for root in roots_of(cwd) for place in find(root))
+        places = (place for root in roots_of() for place in find(root))
         runs = (each for place in places for each in _having(place, name))
         found = {os.path.realpath(each.path): each for each in runs}
         if not found:

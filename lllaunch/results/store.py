@@ -117,9 +117,7 @@ class FoundDirectory(NamedTuple):
     names: frozenset[str]
 
 
-def find(
-    root: str, depth: int = DEPTH, contents: Contents | None = None
-) -> Iterator[FoundDirectory]:
+def find(root: str, contents: Contents | None = None) -> Iterator[FoundDirectory]:
     """Finds runs and sweeps in a directory and below it, in no order.
 
     Links are not followed, and what cannot be read is passed over. Nothing is looked for in a run
@@ -128,7 +126,7 @@ def find(
     ``contents``: tells what is in a directory; `contents_of` unless the caller knows more.
     """
     contents = contents or contents_of
-    left = [(root, depth)]
+    left = [(root, DEPTH)]
     while left:
         path, levels = left.pop()
         names, directories = contents(path)

@@ -146,13 +146,13 @@ def test_runs_and_sweeps_are_found_and_nothing_else(tmp_path: Path):
 
 
 def test_the_walk_is_bounded(tmp_path: Path):
-    run(tmp_path / "1" / "2" / "3", result())
-    assert list(find(str(tmp_path), depth=2)) == []
-    assert len(list(find(str(tmp_path), depth=3))) == 1
+    run(tmp_path / "1" / "2" / "3" / "4" / "5" / "6" / "7", result())
+    assert list(find(str(tmp_path))) == []
+    assert len(list(find(str(tmp_path / "1")))) == 1
     assert list(find(str(tmp_path / "gone"))) == []
     # a run that is asked for may hold others
-    run(tmp_path, result())
-    assert len(list(find(str(tmp_path)))) == 2
+    run(tmp_path / "1", result())
+    assert len(list(find(str(tmp_path / "1")))) == 2
 
 
 # Runs
@@ -374,20 +374,21 @@ def test_a_run_has_many_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("", "/result.json", "/attempt_0", "/attempt_0/0/", "/latest", "/.hydra"):
         assert os.path.normpath(locate(f"outputs/1{name}").path) == "outputs/1"
     assert locate("latest").path == "outputs/1"
-    assert locate("1", cwd=str(tmp_path / "outputs")).path == str(path)
+    monkeypatch.chdir(tmp_path / "outputs")
+    assert locate("1").path == "1"
     monkeypatch.chdir(path)
     assert locate("result.json").path == "."
     assert locate("latest").path == "."
 
 
-def test_the_end_of_a_path_names_a_run(tmp_path: Path):
+def test_the_end_of_a_path_names_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name in ("2024-05-01/12-10-00", "2024-05-02/12-10-00", "2024-05-02/23-36-40"):
         run(tmp_path / "outputs" / name, result())
-    cwd = str(tmp_path)
-    assert locate("23-36-40", cwd).path == f"{cwd}/outputs/2024-05-02/23-36-40"
-    assert locate("2024-05-01/12-10-00", cwd).path == f"{cwd}/outputs/2024-05-01/12-10-00"
+    monkeypatch.chdir(tmp_path)
+    assert locate("23-36-40").path == "outputs/2024-05-02/23-36-40"
+    assert locate("2024-05-01/12-10-00").path == "outputs/2024-05-01/12-10-00"
     with pytest.raises(NoSuchRun, match=r"'12-10-00' names 2 runs: .*; say which one"):
-        locate("12-10-00", cwd)
+        locate("12-10-00")
 
 
 def test_a_directory_that_was_used_from_here_is_looked_in(
@@ -446,8 +447,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_few_of_thousands_are_read_alone_and_all_from_their_results_alone(
-    tmp_path: Path, opened: list[str]
+    tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.chdir(tmp_path)
     for number in range(50):
         run(tmp_path / "outputs" / str(number), result(at=T0 + number * S), T0 + number * S)
     opened.clear()
@@ -455,7 +457,7 @@ def test_a_few_of_thousands_are_read_alone_and_all_from_their_results_alone(
     assert [os.path.basename(entry.path) for entry in (first, second)] == ["49", "48"]
     assert opened == ["result.json"] * 2
     opened.clear()
-    assert locate("latest", str(tmp_path)).path.endswith("outputs/49")
+    assert locate("latest").path.endswith("outputs/49")
     assert len(opened) < 10
     opened.clear()
     entries = list_entries([str(tmp_path)])
@@ -464,7 +466,8 @@ def test_a_few_of_thousands_are_read_alone_and_all_from_their_results_alone(
     assert opened[50:] == ["overrides.yaml"]
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path):
+def test_what_is_no_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
     run(tmp_path, result())  # above what is asked for
     (tmp_path / "conf").mkdir()
     write(tmp_path / "conf" / "a.yaml")
@@ -475,7 +478,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path):
         ("latest", "^no runs found in outputs/ or multirun/$"),
     ):
         with pytest.raises(NoSuchRun, match=reason) as caught:
-            locate(name, cwd=str(tmp_path))
+            locate(name)
         assert caught.value.exit_code == 2
     assert look(str(tmp_path / "conf")) is None
 

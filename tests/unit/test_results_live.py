@@ -478,7 +478,9 @@ def test_how_long_a_sweep_will_take(
 # Lines that are added
 
 
-def test_lines_are_read_once_and_only_when_they_are_whole(tmp_path: Path) -> None:
+def test_lines_are_read_once_and_only_when_they_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "file"
     file = AppendedLines(str(path))
     assert list(file.added()) == []
@@ -493,11 +495,14 @@ def test_lines_are_read_once_and_only_when_they_are_whole(tmp_path: Path) -> Non
     assert list(file.added()) == [(True, b"new")]
     # of a long file only the end is read at first
     path.write_bytes(b"".join(b"line %d\n" % number for number in range(1000)))
-    found = AppendedLines(str(path), window=20).added()
+    monkeypatch.setattr(history, "_MOST_BYTES", 20)
+    found = AppendedLines(str(path)).added()
     assert [line for _, line in found] == [b"line 998", b"line 999"]
     # of a line that does not end comes the beginning
+    monkeypatch.setattr(history, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(history, "_LONGEST_EVENT", 16)
     path.write_bytes(b"first\n" + b"x" * 100 + b"\nlast\n")
-    assert [line for _, line in AppendedLines(str(path), longest=16).added()] == [
+    assert [line for _, line in AppendedLines(str(path)).added()] == [
         *(b"first", b"x" * 16, b"last")
     ]
     # what is no file is not waited for
