@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 from omegaconf import DictConfig, OmegaConf
@@ -347,7 +347,9 @@ class SlurmExecutor(Executor):
             with naming(spec.output_dir):
                 os.makedirs(spec.output_dir, exist_ok=True)
             _write_hydra(config)
-            user, cfg = self._jobs.user, without_hydra(config)
+            user = self._jobs.user
+            # a copy takes as long as composing
+            cfg = config if user is None else without_hydra(config)
             plain = make_ready(spec, cfg, user, self._snapshot, spec.output_dir)
         except LaunchError as error:
             return v.JobBroken(number, error.exit_code, str(error), answer.overrides)
@@ -588,8 +590,9 @@ def _write_hydra(config: DictConfig) -> None:
     if node.output_subdir is None:
         return
     directory = os.path.join(node.runtime.output_dir, str(node.output_subdir))
+    own: list[Any] = [key for key in config if key != "hydra"]
     written = {
-        "config.yaml": without_hydra(config),
+        "config.yaml": OmegaConf.masked_copy(config, own),
         "hydra.yaml": OmegaConf.masked_copy(config, "hydra"),
         "overrides.yaml": node.overrides.task,
     }
