@@ -155,20 +155,18 @@ def wait(
     return frozenset(fd for fd, _ in poll.poll(None if limit is None else max(0, limit)))
 
 
-def signal_group(leader: int, signum: int) -> bool:
-    """Signal the process group of an unreaped child that leads it; False if it is gone.
+def signal_group(leader: int, signum: int) -> None:
+    """Signal the process group of an unreaped child that leads it, if it is not gone.
 
     Only for children that have not been waited for: their number cannot have been given to others.
     """
-    try:
-        os.killpg(leader, signum)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        # A member changed its user. The leader may still be ours to signal.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(leader, signum)
-    return True
+    with contextlib.suppress(ProcessLookupError):
+        try:
+            os.killpg(leader, signum)
+        except PermissionError:
+            # A member changed its user. The leader may still be ours to signal.
+            with contextlib.suppress(PermissionError):
+                os.kill(leader, signum)
 
 
 class Alarm:
@@ -189,13 +187,10 @@ class Alarm:
         spec = struct.pack("4l", 0, 0, *divmod(nanoseconds, 10**9))
         _check(_libc.timerfd_settime(self._fd, 0, spec, None), "timerfd_settime")
 
-    def clear(self) -> bool:
-        """Make it unreadable again; whether it had fired."""
-        try:
+    def clear(self) -> None:
+        """Make it unreadable again."""
+        with contextlib.suppress(BlockingIOError):
             os.read(self._fd, 8)
-        except BlockingIOError:
-            return False
-        return True
 
     def close(self) -> None:
         """Close the descriptor; idempotent."""
