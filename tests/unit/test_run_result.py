@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 from support.ends import ended_by_launcher, placed
 
+from lllaunch.clock import RunClock
 from lllaunch.events import Orphan
 from lllaunch.heartbeats import RESULT_FILE, report
-from lllaunch.linux.cgroup import Memory
 from lllaunch.run.build import Host
 from lllaunch.run.ending import INLINE_LIMIT, complete, find_return_value
 from lllaunch.run.excerpts import clean_lines, read_error, tail
@@ -231,7 +231,7 @@ def test_report_outside_of_lllaunch_does_nothing(monkeypatch):
         ({"a": [1, {2}]}, "JSON cannot hold a set;"),
         ({"a": {(1, 2): 3}}, "keys must be str, int, float, bool or None, not tuple"),
         ([1, (2, 3j)], "JSON cannot hold a complex;"),
-        (Memory(), "JSON cannot hold a lllaunch.linux.cgroup.Memory;"),
+        (RunClock(), "JSON cannot hold a lllaunch.clock.RunClock;"),
     ],
 )
 def test_report_names_the_part_that_is_no_json(result_file, value, text):
