@@ -40,7 +40,6 @@ from lllaunch.supervisor.environ import (
     HeldPort,
     WorkerContext,
     contract,
-    substitute_local_rank,
     virtual_rank,
 )
 from lllaunch.supervisor.machine import (
@@ -72,6 +71,18 @@ TORCHELASTIC_ENABLE_FILE_TIMER = ENABLE_FILE_TIMER
 TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 TORCHELASTIC_TIMER_FILE = TIMER_FILE
 TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = TIMEOUT_VARIABLE
+
+
+def substitute_local_rank(args: tuple[object, ...], local_rank: int) -> tuple[object, ...]:
+    """Replace ``${local_rank}`` in arguments that are text, as torch's argument macros do.
+
+    They are templates of `string.Template`: ``$local_rank`` is replaced too, ``$$`` becomes ``$``,
+    other names stay.
+    """
+    return tuple(
+        Template(arg).safe_substitute(local_rank=str(local_rank)) if isinstance(arg, str) else arg
+        for arg in args
+    )
 
 
 def contexts_of(group: WorkerGroup, attempt: int, restart_count: int) -> dict[int, WorkerContext]:

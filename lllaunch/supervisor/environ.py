@@ -10,7 +10,6 @@ import errno
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from string import Template
 
 from msgspec import Struct
 
@@ -94,18 +93,6 @@ def virtual_rank(local_rank: int, outer: Mapping[str, str]) -> dict[str, str]:
         expected = f"a device for local rank {local_rank}"
         raise ConfigError((Diagnostic("gpus", key, came, "", expected=expected),))
     return {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": devices[local_rank]}
-
-
-def substitute_local_rank(args: tuple[object, ...], local_rank: int) -> tuple[object, ...]:
-    """Replace ``${local_rank}`` in arguments that are text, as torch's argument macros do.
-
-    They are templates of `string.Template`: ``$local_rank`` is replaced too, ``$$`` becomes ``$``,
-    other names stay.
-    """
-    return tuple(
-        Template(arg).safe_substitute(local_rank=str(local_rank)) if isinstance(arg, str) else arg
-        for arg in args
-    )
 
 
 # The port

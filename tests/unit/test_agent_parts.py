@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from lllaunch.agent import LocalElasticAgent, WorkerSpec
 from lllaunch.agent.api import workers_of
+from lllaunch.agent.local_elastic_agent import substitute_local_rank
 from lllaunch.clock import Deadlines
 from lllaunch.cluster.membership import Share, shares
 from lllaunch.cluster.rendezvous import agree, arrive, await_barrier
@@ -25,7 +26,6 @@ from lllaunch.supervisor.environ import (
     WorkerContext,
     candidates,
     contract,
-    substitute_local_rank,
     virtual_rank,
 )
 from lllaunch.watchdog.sampling import TIMEOUT_VARIABLE, Usage, kernel_sleep
