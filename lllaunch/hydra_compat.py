@@ -340,8 +340,6 @@ class HydraMessage:
     NO_KEY = r"Interpolation key '([^']+)' not found"
     NO_CONFIG = r"Could not (?:find|load) '([^']+)'"  # a config that is not there
     # what there is in its group, each in a line
-    OPTIONS = r"Available options in '[^']*':((?:\n\t\S+)*)"
-    # the key that an error of OmegaConf's is about
     FULL_KEY = r"full_key: (\S+)(?:\s+object_type=\S+)?"
     # a config leaves a choice or a value to whoever uses it
     INCOMPLETE = r"You must specify|Missing mandatory value"

@@ -87,7 +87,8 @@ def read_policy(path: str) -> Policy:
 def parse_policy(text: str, path: str) -> Policy:
     """Reads the text of a policy; `read_policy` tells what is raised."""
     document = parse(text, path)
-    policy = expect_record(document, _PolicyFile, path, "policy", POLICY_HINT).allow
+    hint = "an allowlist is 'allow: {...}', a mapping of lists of patterns"
+    policy = expect_record(document, _PolicyFile, path, "policy", hint).allow
     for place, each in enumerate(policy.paths):
         if not each.startswith("/"):
             line = document.lines.nearest(["allow", "paths", place])
@@ -95,9 +96,6 @@ def parse_policy(text: str, path: str) -> Policy:
             hint = "those in the tree are allowed anyway"
             raise wrong(path, line, message, hint, code="policy")
     return replace(policy, file=path)
-
-
-POLICY_HINT = "an allowlist is 'allow: {...}', a mapping of lists of patterns"
 
 
 def expect_record(document: Document, kind: type[T], path: str, code: Code, hint: str) -> T:
