@@ -185,6 +185,7 @@ class Reader:
             return BROKEN
         except (OmegaConfBaseException, RecursionError) as error:
             if self._references > MOST_REFERENCES:
+                self._left = -1
                 raise _TooMuchError(key, f"{MOST_REFERENCES} references") from None
             if _is_unset(error, reads) and key.startswith(self.unset):
                 return Withheld("", source or _source_of(raw, name, reads))
@@ -361,7 +362,8 @@ class PublicReader(Reader):
                 return source_for(str(at.name))
             return raw if raw is None or isinstance(raw, _PLAIN) else f"<{type(raw).__qualname__}>"
         tree: Tree = BROKEN
-        if not is_secret_name(at.name) and not self._stays(raw):
+        # once one is too much, those that come after stay as well
+        if self._left >= 0 and not is_secret_name(at.name) and not self._stays(raw):
             with suppress(_TooMuchError):
                 tree = super()._item(parent, index, raw, at)
         plain = tree is None or isinstance(tree, (*_PLAIN, dict, list))

@@ -118,6 +118,18 @@ def test_aliases_that_expand_without_measure_are_cut_off(monkeypatch: pytest.Mon
     assert len(repr(found)) < 1_000_000
 
 
+def test_after_what_is_too_much_nothing_more_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lllaunch.config.read.MOST_REFERENCES", 50)
+    doubling = {f"a{n}": f"${{a{n - 1}}}${{a{n - 1}}}" for n in range(1, 30)}
+    found = PublicReader(OmegaConf.create({"a0": "x", **doubling, "b": "${a0}"})).config()
+    assert found["a3"] == "x" * 8
+    assert {name: found[name] for name in ("a9", "a29", "b")} == {
+        "a9": "${a8}${a8}",
+        "a29": "${a28}${a28}",
+        "b": "${a0}",
+    }
+
+
 def test_a_plan_says_where_what_changes_comes_from() -> None:
     cfg = OmegaConf.create(
         {
