@@ -15,6 +15,7 @@ from msgspec import structs
 import lllaunch.sweep.schedule as v
 from lllaunch.documents import Plain
 from lllaunch.errors import LaunchError, OutputError, for_signal
+from lllaunch.linux.process import send_signal, wait_readable
 from lllaunch.spawner.forks import STOP_AND_CONTINUE, ignored_at_start
 from lllaunch.sweep.loop import Executor
 from lllaunch.sweep.machine import LeaseFailed, Leases, SlotWatch
@@ -48,8 +49,8 @@ class LocalExecutor(Executor):
         review: Callable[[Answer], Answer] = lambda answer: answer,
     ) -> None:
         self.slots = work.machine.everything
-        self._marks = (os.urandom(8).hex(), os.urandom(8).hex())
-        self._work = work._replace(marks=self._marks, ignored=ignored_at_start())
+        marks = (os.urandom(8).hex(), os.urandom(8).hex())
+        self._work = work._replace(marks=marks, ignored=ignored_at_start())
         self._warm = work.warm
         self._leases = leases
         self._review = review
@@ -60,7 +61,7 @@ class LocalExecutor(Executor):
         self._unforked: int | None = None
         self._watches: dict[Lease, SlotWatch] = {}
         # what jobs leave is adopted from now on
-        self._remains = Remains(self._all_marks)
+        self._remains = Remains(lambda: (*marks, *work.warm.marks()))
 
     # What the scheduler decides
 
@@ -85,7 +86,9 @@ class LocalExecutor(Executor):
             if busy is not None and not all(job.apart for job in self._jobs.values()):
                 # What was just released may still be open in a job that was just forked.
                 for each in self._jobs.values():
-                    each.await_apart()
+                    while not (each.apart or each.channel.closed):
+                        wait_readable(each.channel)
+                        each.receive()
                 busy = self._leases.acquire(start.lease)
             if busy is not None:
                 self._watches[busy] = self._leases.watch(busy)
@@ -248,7 +251,9 @@ class LocalExecutor(Executor):
             elif job.deadline is None:
                 job.deadline = self.sweep.clock() + KILL_SECONDS
             elif job.deadline <= self.sweep.clock():
-                job.kill_branch()
+                if job.branch_pidfd >= 0:
+                    # its workers die with it
+                    send_signal(job.branch_pidfd, signal.SIGKILL)
                 self._remains.kill(self._pids())
                 self._over(job, job.exit_code)
 
@@ -283,9 +288,6 @@ class LocalExecutor(Executor):
     def _pids(self) -> frozenset[int]:
         """Children that nobody left behind."""
         return frozenset(job.pid for job in self._jobs.values()) | self._warm.pids()
-
-    def _all_marks(self) -> Sequence[str]:
-        return (*self._marks, *self._warm.marks())
 
     # When the sweep is over
 

@@ -151,7 +151,8 @@ def find_machine(
     time for. A number may go beyond that.
 
     Raises:
-        ConfigError: a limit cannot be met; all that is wrong is told.
+        ConfigError: a limit cannot be met, or the names of pretended GPUs are wrong; all that is
+            wrong is told.
     """
     problems: list[Diagnostic] = []
 
@@ -164,33 +165,25 @@ def find_machine(
             return ()
 
     none_wanted = gpus is not None and not gpus
-    visible, why_none = ((), "") if none_wanted else _visible(environ, nvml)
+    visible: tuple[Gpu, ...] = ()
+    given, pretended = environ.get(VISIBLE), environ.get(PRETEND)
+    why_none = "found no GPU" + ("" if given is None else f" with {VISIBLE}={_shown(given)}")
+    try:
+        if pretended is not None and not none_wanted:
+            visible = pretended_gpus(pretended, given)
+        elif not none_wanted:
+            visible = list_gpus(given, nvml)
+    except GpusUnknown as unknown:
+        why_none = str(unknown)
+    except ValueError as error:
+        problem = Diagnostic("gpus", PRETEND, _shown(pretended), "", expected=str(error))
+        raise ConfigError((problem,)) from None
     available = find_cores() if cores is None else cores
     chosen_gpus = attempt("gpus", gpus, lambda: choose_gpus(gpus, visible, why_none))
     chosen_cpus = attempt("cpus", cpus, lambda: choose_cpus(cpus, available))
     if problems:
         raise ConfigError(tuple(problems))
     return SweepMachine(chosen_gpus, chosen_cpus, bool(visible) or none_wanted)
-
-
-def _visible(environ: Mapping[str, str], nvml: Nvml | None) -> tuple[tuple[Gpu, ...], str]:
-    """Return the GPUs that are visible; if there are none, also why, a predicate.
-
-    Raises:
-        ConfigError: the names of pretended ones are wrong.
-    """
-    visible = environ.get(VISIBLE)
-    why_none = "found no GPU" + ("" if visible is None else f" with {VISIBLE}={_shown(visible)}")
-    pretended = environ.get(PRETEND)
-    try:
-        if pretended is None:
-            return list_gpus(visible, nvml), why_none
-        return pretended_gpus(pretended, visible), why_none
-    except GpusUnknown as unknown:
-        return (), str(unknown)
-    except ValueError as error:
-        problem = Diagnostic("gpus", PRETEND, _shown(pretended), "", expected=str(error))
-        raise ConfigError((problem,)) from None
 
 
 # Locks between launchers

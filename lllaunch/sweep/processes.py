@@ -368,7 +368,11 @@ class Remains:
         except OSError:  # nobody knows: no descriptor is left
             return True
         for pid in children - self.pidfds.keys():
-            pidfd = open_pidfd(pid) if self._is_of_a_job(pid, jobs) else None
+            facts = proc.facts(pid)
+            # each job has a session of its own
+            ours = facts is not None and facts.session in jobs
+            ours = ours or any(is_of(pid, mark) for mark in self._marks())
+            pidfd = open_pidfd(pid) if ours else None
             if pidfd is not None:
                 self.pidfds[pid] = pidfd
         for pid in [pid for pid, pidfd in self.pidfds.items() if process_ended(pidfd)]:
@@ -376,13 +380,6 @@ class Remains:
                 os.waitpid(pid, os.WNOHANG)
             os.close(self.pidfds.pop(pid))
         return bool(self.pidfds)
-
-    def _is_of_a_job(self, pid: int, jobs: Collection[int]) -> bool:
-        facts = proc.facts(pid)
-        # each job has a session of its own
-        if facts is not None and facts.session in jobs:
-            return True
-        return any(is_of(pid, mark) for mark in self._marks())
 
     def kill(self, jobs: Collection[int]) -> None:
         """End them all, and what they leave behind in turn; what cannot be ended is left."""
@@ -501,12 +498,6 @@ class JobProcess:
         if self.channel.closed:
             self.channel.close()
 
-    def await_apart(self) -> None:
-        """Wait until the job has closed what it was forked with, or has ended: moments."""
-        while not (self.apart or self.channel.closed):
-            wait_readable(self.channel)
-            self.receive()
-
     def signal(self, signum: int) -> None:
         """Send a signal to the job's process, if it lives."""
         if self.exit_code is None and self.pidfd >= 0:
@@ -525,11 +516,6 @@ class JobProcess:
             os.close(self.branch_pidfd)
             self.branch_pidfd = -1
         return self.branch_pidfd < 0
-
-    def kill_branch(self) -> None:
-        """SIGKILL the branch: its workers die with it."""
-        if self.branch_pidfd >= 0:
-            send_signal(self.branch_pidfd, signal.SIGKILL)
 
     def reap(self) -> bool:
         """Whether the process has ended; `exit_code` tells how."""
