@@ -9,6 +9,7 @@ known here is in: a job that runs again is cheaper than one that wrongly does no
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import hashlib
 import json
@@ -59,11 +60,6 @@ def job_key(canonical: Any) -> str:
     # ASCII: the same for lone surrogates, which UTF-8 does not know
     text = json.dumps(canonical, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
-
-
-def worth_keeping(canonical: Mapping[str, Any]) -> bool:
-    """Tells whether a config is short enough for the journal."""
-    return len(json.dumps(canonical)) <= CONFIG_LIMIT
 
 
 def identity(data: Any) -> str:
@@ -125,20 +121,15 @@ def _key(key: Any, where: str) -> str:
     if isinstance(key, enum.Enum):
         return key.name
     if isinstance(key, str):
-        return json.dumps(key) if _reads_as_json(key) else key
+        with contextlib.suppress(ValueError, RecursionError):
+            json.loads(key)
+            return json.dumps(key)
+        return key
     if key is None or isinstance(key, (bool, int, float)):
         return json.dumps(key)
     if isinstance(key, bytes):
         return f"$bytes:{key.hex()}"
     raise TypeError(f"{where or 'the root'}: a {type(key).__qualname__} is no key of plain data")
-
-
-def _reads_as_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
 
 
 def overrides_key(overrides: Sequence[str], neutral: bool = True, *, clusters: bool = False) -> str:

@@ -197,7 +197,14 @@ class Sweep:
                 self.journal.flush()
             except OutputError as error:
                 self.block(error)
-        ready = self._wait()
+        # Who cannot be told more lets jobs wait, as a terminal does that was stopped.
+        full = self._onlooker.awaited() or ()
+        deadlines = [*self._due.values()]
+        deadlines += [] if self._error is None else [self._try_at]
+        deadlines += [at for at in (self._tick_at, self._executor.deadline()) if at is not None]
+        seconds = max(0.0, min(deadlines) - self.clock()) if deadlines else None
+        awaited = [self.source, *self._executor.awaited(prints=not full)]
+        ready = wait(awaited, full, seconds)
         # One that came before a job ended is there by now, even if the wait did not tell.
         self.heed()
         self._executor.look(ready)
@@ -228,15 +235,6 @@ class Sweep:
                 ends = True
                 self.tell(v.SweepSignalled(signum))
         return ends
-
-    def _wait(self) -> frozenset[int]:
-        # Who cannot be told more lets jobs wait, as a terminal does that was stopped.
-        full = self._onlooker.awaited() or ()
-        deadlines = [*self._due.values()]
-        deadlines += [] if self._error is None else [self._try_at]
-        deadlines += [at for at in (self._tick_at, self._executor.deadline()) if at is not None]
-        seconds = max(0.0, min(deadlines) - self.clock()) if deadlines else None
-        return wait([self.source, *self._executor.awaited(prints=not full)], full, seconds)
 
     # When something fails that all jobs need
 

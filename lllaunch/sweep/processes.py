@@ -6,9 +6,6 @@ A spawner that a job had for itself becomes the launcher's child when the job is
 workers and then itself; until then the job's lease is not given back. The launcher adopts other
 orphans, too: of what it had started before, or what its program was started beside. Those it leaves
 alone.
-
-A job is forked when it is to be composed, and composes itself: what that sets globally, imports and
-allocates is gone with the process. It says what it needs, waits for its lease, and runs.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.run.group import patience, spawner_environment
 from lllaunch.secret_names import redacted_overrides
 from lllaunch.spec import rank_key
-from lllaunch.sweep.fingerprint import job_config, job_key, worth_keeping
+from lllaunch.sweep.fingerprint import CONFIG_LIMIT, job_config, job_key
 from lllaunch.sweep.machine import VISIBLE, SweepMachine
 from lllaunch.sweep.pool import need_of
 from lllaunch.sweep.protocol import Answer, Prepared, SpawnerKey
@@ -254,7 +255,7 @@ class SweepJobs:
             overrides=shown,
             directory=spec.log_dir,
             fingerprint=job_key(identity),
-            config=identity if worth_keeping(identity) else None,
+            config=identity if len(json.dumps(identity)) <= CONFIG_LIMIT else None,
             payload=Planned(config, spec, identity),
             warm=warm,
             patience=patience(spec.watchdog),
