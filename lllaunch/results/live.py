@@ -156,7 +156,12 @@ def rank_rows(run: ListEntry, now: _LiveRun) -> list[ListEntry]:
     found = []
     for rank in sorted({*workers, *sampled}):
         node, worker = workers.get(rank) or ("", Lane(rank, started_ns=1))
-        state = _state_of(worker, live=run.is_live)
+        if worker.ended_ns is not None:
+            state = "failed" if worker.has_failed else "ended"
+        elif worker.started_ns is None:
+            state = "starting"
+        else:
+            state = "running" if run.is_live else "ended"
         live = state in {"running", "starting"}
         found.append(
             ListEntry(
@@ -173,14 +178,6 @@ def rank_rows(run: ListEntry, now: _LiveRun) -> list[ListEntry]:
             )
         )
     return found
-
-
-def _state_of(worker: Lane, *, live: bool) -> str:
-    if worker.ended_ns is not None:
-        return "failed" if worker.has_failed else "ended"
-    if worker.started_ns is None:
-        return "starting"
-    return "running" if live else "ended"
 
 
 def slowest_of(ranks: Mapping[int, RankSample]) -> tuple[int, float] | None:
