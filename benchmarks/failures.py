@@ -48,7 +48,7 @@ def burn(seconds: float = LONG) -> None:
 
 
 def timeout() -> None:
-    join(5)
+    join(3)
     dist.all_reduce(ONE)
     if RANK == 2:
         time.sleep(LONG)  # here: timeout
@@ -114,7 +114,7 @@ def monitored() -> None:
     join()
     if RANK == 2:
         time.sleep(LONG)  # here: monitored
-    dist.monitored_barrier(timeout=dt.timedelta(seconds=5))
+    dist.monitored_barrier(timeout=dt.timedelta(seconds=3))
 
 
 def finally_gathers() -> None:

@@ -19,8 +19,8 @@ WATCHED: Mapping[str, Any] = {
     "grace_period": "5s",
 }
 
-# Frames between the launcher and the code of a user; those that torchrun itself ends with are none.
-NOISE = r"/lllaunch/\w+(/\w+)?\.py\b|<frozen (runpy|importlib)"
+# Frames between the launcher and the code of a user. Torchrun has none: it ends with its own.
+NOISE = r"/lllaunch/\w+(/\w+)?\.py\b|<frozen importlib"
 _PEER = r"Root cause: .*typically caused by a remote worker crashing"
 
 
@@ -134,7 +134,11 @@ UNLISTED = (
     _raised("address_space", "ulimit -v", "MemoryError"),
     Unlisted(
         *("full_disk", "torch.save on a full disk"),
-        *(r"probably the disk that it is on is full", 1, "No space left|disk is full"),
+        *(
+            r"probably\s+the\s+disk\s+that\s+it\s+is\s+on\s+is\s+full",
+            1,
+            "No space left|disk is full",
+        ),
         false=r"RuntimeError: \. ",
         disk=True,
     ),
@@ -165,7 +169,7 @@ UNLISTED = (
     _raised("child_fails", "a subprocess fails", "CalledProcessError: .*exit status 4"),
     Unlisted(
         *("file_lock", "a lock on a file that one rank keeps"),
-        *(r"Root cause: .*stalled", 0, "flock.*wait"),
+        *(r"Root cause: rank \d .*stalled", None, "flock.*wait"),
     ),
     _raised("recursion", "endless recursion", "RecursionError: maximum recursion depth"),
     Unlisted(

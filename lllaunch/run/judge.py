@@ -18,6 +18,7 @@ from lllaunch.run.result import (
     CalledExit,
     Cause,
     DeviceOutOfMemory,
+    Differed,
     DiskFull,
     Ended,
     ExitedNonZero,
@@ -236,8 +237,19 @@ def _roots(
             yield _left_early(record, first, worker.trace)
         collectives, explanation = _disagreement(record), first.explanation
         if collectives is not None and worker.misfit is not None:
-            text = misfit_text(worker.misfit, whose_known=True)
+            text = misfit_text(worker.misfit, f"rank {worker.rank}", whose_known=True)
             explanation = Explanation("itself", "likely", text)
+        odd = None if collectives is None else _odd_one(record, collectives)
+        if odd is not None:
+            first = replace(
+                first,
+                rank=odd.rank,
+                local_rank=odd.local_rank,
+                cause=Differed(),
+                stderr=odd.files.stderr,
+                traceback="",
+                frames=(),
+            )
         yield replace(first, hang=hang, collectives=collectives, explanation=explanation)
     yield _root_of_group(record) if hang is None else _root_of_hang(record, hang)
 
@@ -302,6 +314,15 @@ def _disagreement(record: AttemptRecord) -> Disagreement | None:
             places[each.rank] = f"{at.file}:{at.line}"
     found = compare(traces, places=places)
     return found if found is not None and found.kind in ("arguments", "operations") else None
+
+
+def _odd_one(record: AttemptRecord, collectives: Disagreement) -> WorkerRecord | None:
+    """Return the only worker that has called an operation in another way than all others."""
+    odd, *others = collectives.parties
+    alone = len(odd.ranks) == 1 < sum(len(party.ranks) for party in others)
+    if collectives.kind != "arguments" or len(others) != 1 or not alone:
+        return None
+    return next((each for each in record.workers if each.rank == odd.ranks[0]), None)
 
 
 def _left_early(
@@ -683,11 +704,11 @@ def _of_signal(signum: int, worker: WorkerRecord) -> Iterator[_Rule]:
     yield signum in _BY_SIGNAL, "itself", "likely", _BY_SIGNAL.get(signum, "")
 
 
-def misfit_text(misfit: tuple[int, int], *, whose_known: bool = False) -> str:
+def misfit_text(misfit: tuple[int, int], who: str = "it", *, whose_known: bool = False) -> str:
     """Return why gloo aborted a worker; ``whose_known`` if it is said which rank differs."""
     received, fitting = misfit
     text = (
-        "The ranks do not agree on the size of a collective operation: it received "
+        f"The ranks do not agree on the size of a collective operation: {who} received "
         f"{received} bytes where its own call has {fitting}."
     )
     either = (

@@ -111,6 +111,13 @@ class LeftEarly(Said, frozen=True):
         return "ended with success while others were still in a collective operation with it"
 
 
+class Differed(Said, frozen=True):
+    """The worker called a collective operation with another shape or type than the others."""
+
+    def __str__(self) -> str:
+        return "called a collective operation in another way than the others"
+
+
 class DiskFull(Said, frozen=True):
     """The worker failed, and could not say why: the file system of its logs is full."""
 
@@ -286,6 +293,7 @@ Cause: TypeAlias = (
     | KilledBySignal
     | OutOfMemory
     | LeftEarly
+    | Differed
     | DiskFull
     | StartFailure
     | SpawnerLost

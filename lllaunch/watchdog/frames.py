@@ -36,6 +36,8 @@ MAX_FRAMES = 100
 # `Thread 0x00007f... [name] (most recent call first):`; the name since Python 3.13, and cut off
 # where it is long. The current thread's C stack, which Python 3.14 may add, is another matter.
 _THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-fA-F]+\b(?: \[(.*?)\])?.*:$")
+# Calls of the import system, which say nothing of what is imported.
+_IMPORTING = "<frozen importlib."
 _FRAME = re.compile(r'  File "(.*)", line (\d{1,9}|\?+) in (.*)$')
 _MORE_THREADS = "..."
 MAIN_THREAD = "MainThread"
@@ -96,6 +98,9 @@ def _dumped_threads(text: str) -> tuple[list[_Dumped], bool]:
         cut = cut or line == _MORE_THREADS
         found = _FRAME.match(line)
         if found is not None and inside:
+            if found[1].startswith(_IMPORTING) and threads[-1].frames:
+                # what the innermost call is in, an import, the line below tells
+                continue
             number = int(found[2]) if found[2].isdecimal() else 0
             threads[-1].frames.append(Frame(_unescaped(found[1]), number, _unescaped(found[3])))
         elif not line.startswith(" "):

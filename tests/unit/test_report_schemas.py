@@ -96,6 +96,7 @@ CAUSES = {
     causes.PreflightFailure("nvidia-smi -L", reason="No such file or directory"),
     causes.NotPicklableReturn("no"),
     causes.HungInKernel(),
+    causes.Differed(),
     causes.OnAnotherNode("node 1 (b)", "raised ValueError: no"),
     causes.NodeGone("node 1 (b)", "was ended by SIGTERM"),
     causes.NodesJoined(),
