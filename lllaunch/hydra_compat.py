@@ -281,8 +281,9 @@ class WatchedLoader(ConfigLoaderImpl):
         merged: dict[Any, DictConfig] = repo.delegate.merged
         key = tuple(map(repr, defaults))
         if key not in merged:
-            merged[key] = super()._compose_config_from_defaults_list(defaults, repo)
-            self.complete(merged[key])
+            config = super()._compose_config_from_defaults_list(defaults, repo)
+            self.complete(config)
+            merged[key] = config
         return copy.deepcopy(merged[key])
 
 
