@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import errno
+import json
 import logging
 import os
 import pickle
@@ -484,6 +485,9 @@ class MultiprocessContext(PContext):
     def _load(self, rank: int) -> Any:
         path = self._return_file(rank)
         try:
+            if not os.path.exists(path):
+                with open(f"{path.removesuffix('.pkl')}.json", "rb") as file:
+                    return json.load(file)
             with open(path, "rb") as file:
                 # Written by a function of the caller's own program.
                 return pickle.load(file)  # noqa: S301

@@ -1,8 +1,8 @@
 """The end of a run: what was seen is judged, and completed from files.
 
-A function's worker leaves ``return.pkl`` (the value), ``return.meta.json`` (its type and size) and,
-where the value is JSON and small, ``return.json``. A script or program that calls `lllaunch.report`
-leaves ``return.json`` alone.
+A function's worker leaves ``return.json`` where its value is JSON and small, else ``return.pkl``
+and ``return.meta.json`` (type and size of that). A script or program that calls `lllaunch.report`
+leaves ``return.json``.
 
 All that only the end needs is imported by this module, and this module while the workers start.
 """

@@ -558,7 +558,7 @@ class ReturnValue(Record, frozen=True):
 
     path: RunPath = ""  # its return.pkl or return.json
     size: int = 0  # bytes
-    # name of the value's type, such as ``torch.Tensor``; ``json`` for a report
+    # name of the value's type, such as ``torch.Tensor``; ``json`` where there is only return.json
     type_name: str = field(default="", name="type")
     # the value as JSON text where it is JSON of at most 64 KiB, else None
     json: JsonText = field(default=None, name="value")

@@ -1,8 +1,8 @@
-"""A function's return value: pickled by its worker into the attempt's directory.
+"""A function's return value: left by its worker in the attempt's directory.
 
-``return.pkl`` holds the value, ``return.meta.json`` its type and size, and ``return.json`` the
-value again where it is JSON and small, so that the launcher can show it without unpickling
-anything.
+``return.json`` holds it where it is JSON and small. Else, or if it would come back as something
+else than it is, ``return.pkl`` does, and ``return.meta.json`` its type and size, so that the
+launcher can tell of it without unpickling anything.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ def save_return_value(value: object) -> None:
         # A function that reported a value and returns nothing has said what it has to say.
         if text is not None and not (value is None and os.path.exists(f"{stem}.json")):
             replace_file(f"{stem}.json", text)
+        if text is not None and dumps(json.loads(text)) == data:
+            return
         kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
         meta = {"type": kind, "size": len(data), "json": text is not None}
         replace_file(f"{stem}.meta.json", json.dumps(meta).encode())

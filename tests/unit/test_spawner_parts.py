@@ -8,15 +8,18 @@ import signal
 import time
 import weakref
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
+from lllaunch.app.planning import load
 from lllaunch.errors import OutputError
 from lllaunch.linux import proc
 from lllaunch.linux.cgroup import _remove_left_behind
 from lllaunch.linux.process import signal_group
+from lllaunch.run.ending import find_return_value
 from lllaunch.spawner import preloading
 from lllaunch.spawner.forks import fork
 from lllaunch.spawner.orphans import Pauses, end_adopted, signal_process
@@ -171,3 +174,21 @@ def test_only_a_value_that_is_lost_makes_a_failure(
     save_return_value(None)
     with pytest.raises(OutputError, match="cannot be written"):
         save_return_value(5)
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        ({"loss": 0.5, "at": [1, None, True]}, {"return.json"}),
+        # it would come back as another type
+        (HTTPStatus.OK, {"return.json", "return.meta.json", "return.pkl"}),
+        ((1, 2), {"return.meta.json", "return.pkl"}),
+    ],
+)
+def test_a_value_that_json_holds_as_it_is_has_one_file(
+    value: object, names: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RETURN_FILE, str(tmp_path / "return.pkl"))
+    save_return_value(value)
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert load(find_return_value(str(tmp_path))) == value
