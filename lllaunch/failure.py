@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 from lllaunch.clock import boot_id, from_boot, since_boot_ns
 from lllaunch.errors import LaunchError
-from lllaunch.files import replace_file, spend_reserve
+from lllaunch.files import have_room, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -145,7 +145,7 @@ class ErrorHandler:
         An error file that cannot be written (a full disk) is logged and not raised, so that the
         exception itself is what the user sees.
         """
-        spend_reserve()
+        have_room()
         time_ns, boot_ns = time.time_ns(), since_boot_ns()
         try:
             summary = f"{type(e).__name__}: {e}"

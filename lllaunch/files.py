@@ -11,21 +11,14 @@ MOST_BYTES = 256 * 1024 * 1024
 """Of a longer file nothing is read."""
 
 
-# Descriptors of a worker, for what tells its end if the user's code has used up all others.
-_reserve: list[int] = []
-
-
-def keep_reserve() -> None:
-    """Take the descriptors that writing a file, and importing a module, needs."""
-    with contextlib.suppress(OSError):
-        while len(_reserve) < 3:
-            _reserve.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-
-
-def spend_reserve() -> None:
-    """Give them free; idempotent."""
-    while _reserve:
-        os.close(_reserve.pop())
+def have_room() -> None:
+    """Have a descriptor for what tells a worker's end, if the user's code has used up all."""
+    try:
+        os.close(os.dup(0))
+    except OSError as error:
+        if error.errno == errno.EMFILE:
+            # nothing reads its standard input any more
+            os.close(0)
 
 
 def own_file(path: str) -> str:

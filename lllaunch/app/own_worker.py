@@ -16,14 +16,13 @@ import copy
 import functools
 import importlib
 import io
-import itertools
 import logging
 import operator
 import os
 import pickle
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,7 +35,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from lllaunch.config.read import register_resolvers
 from lllaunch.config.schema import schema_node
 from lllaunch.config.tree import leaf_items
-from lllaunch.difference import differences
 from lllaunch.errors import ConfigError, Diagnostic, NotPicklable, PackageMissing
 from lllaunch.hydra_compat import ConfigLoaderImpl, ConfigSearchPathImpl, Hydra, watch_apps
 from lllaunch.omegaconf_compat import root_of
@@ -340,16 +338,23 @@ def run_in_worker(function: Callable[[Any], Any], cfg: DictConfig) -> Any:
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     overrides = HydraConfig.get().overrides.task
     given = {word.lstrip("+~").partition("=")[0].replace("/", ".") for word in overrides}
-    own = any("launch" in text for _, text in _interpolated(plain)) or any(
-        given.isdisjoint(itertools.accumulate(map(str, change.path), "{}.{}".format))
-        for change in differences(
-            {"launch": schema_node()}, {"launch": plain.get("launch")}, ordered=False
-        )
-    )
-    if not own:
+    read = any("launch" in text for _, text in _interpolated(plain))
+    if not read and not _says_more(plain.get("launch"), schema_node(), "launch", given):
         with read_write(cfg), open_dict(cfg):
             cfg.pop("launch", None)
     return function(cfg)
+
+
+def _says_more(node: Any, default: Any, key: str, given: Container[str]) -> bool:
+    """Whether a node says more than its default and the command line."""
+    if key in given or node == default:
+        return False
+    if not isinstance(node, dict):
+        return True
+    defaults = default if isinstance(default, Mapping) else {}
+    return any(
+        _says_more(item, defaults.get(name), f"{key}.{name}", given) for name, item in node.items()
+    )
 
 
 def _configure_logging() -> None:

@@ -20,6 +20,7 @@ from lllaunch.config.locate import locate, locate_main, misfits
 from lllaunch.config.tree import BROKEN, Tree, Withheld, has_secrets, reveal
 from lllaunch.config.values import format_duration, parse_duration
 from lllaunch.errors import Code, Unfit
+from lllaunch.secret_names import is_secret_name
 from lllaunch.spec import Entrypoint, Path, Preflight
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -286,12 +287,18 @@ def why_empty(root: Mapping[Any, Any], key: str, searched: Sequence[str]) -> Unf
             hint = "put the line '# @package _global_' at the top of that config file"
             return Unfit(expected, hint, f"there is {name}.{key}", code="entrypoint")
     # what +exp=resnet becomes where there is no such group: a plain value
-    chosen = root.get("exp")
-    if not isinstance(chosen, str) or not re.fullmatch(r"[\w./-]{1,80}", chosen):
+    plain = (
+        name
+        for name in ("exp", *root)
+        if isinstance(name, str) and isinstance(root.get(name), str) and not is_secret_name(name)
+        if re.fullmatch(r"[\w./-]{1,80}", root[name])
+    )
+    group = next(plain, None)
+    if group is None:
         return Unfit(expected, code="entrypoint")
     looked = f" in {', '.join(searched)}" if searched else ""
-    hint = f"'exp={chosen}' was taken for a plain value"
-    return Unfit(expected, hint, f"there is no config group 'exp'{looked}", code="entrypoint")
+    hint = f"'{group}={root[group]}' was taken for a plain value"
+    return Unfit(expected, hint, f"there is no config group {group!r}{looked}", code="entrypoint")
 
 
 _PREFLIGHT = "a program and its arguments ([nvidia-smi, -L]), or {command: [...], timeout: 5m}"

@@ -36,7 +36,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from lllaunch.files import keep_reserve, spend_reserve
+from lllaunch.files import have_room
 from lllaunch.linux.process import flush_c_streams
 from lllaunch.spawner import private_names
 from lllaunch.spawner.evidence import CRASH_FILE, SOCKET, WATCHED, arm, catch_crashes, save, serve
@@ -404,7 +404,6 @@ def run(target: PythonTarget | Forked, base_path: list[str]) -> NoReturn:
             # What it starts is another process.
             serve(os.environ.pop(SOCKET))
         before = frozenset(sys.modules) - {"__main__"}
-        keep_reserve()
         code = signum = 0
         try:
             _dispatch(target, base_path)
@@ -416,7 +415,7 @@ def run(target: PythonTarget | Forked, base_path: list[str]) -> NoReturn:
             code, signum = 130, signal.SIGINT
         except BaseException as error:  # noqa: BLE001 - all that user code raises ends here
             with _undisturbed():
-                spend_reserve()
+                have_room()
                 _record(error)
                 # the error must not be masked by a full disk, or by another torch's insides
                 with contextlib.suppress(Exception):
