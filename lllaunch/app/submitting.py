@@ -112,7 +112,8 @@ def make_ready(
     plan = plan_config(spec)
     write_atomic(os.path.join(directory, PLAN), plan.encode("utf-8", "surrogateescape"))
     node, cluster = HydraConfig.get(), spec.cluster
-    acts = node.callbacks or node.job.env_set or node.job.chdir
+    logs = node.runtime.choices.get("hydra/job_logging", "default") != "default"
+    acts = node.callbacks or node.job.env_set or node.job.chdir or logs
     several = spec.nodes is not None or (cluster is not None and cluster.nodes > 1)
     return not (user is not None or spec.locked or acts or several or _OTHERS.search(plan))
 
