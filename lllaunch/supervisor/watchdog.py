@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from msgspec.structs import replace
 
 from lllaunch.errors import OutputError
+from lllaunch.files import read_text
 from lllaunch.heartbeats import HEARTBEAT, make_places, place_of, read_heartbeats
 from lllaunch.linux import proc
 from lllaunch.linux.cgroup import shortage
@@ -75,6 +76,8 @@ _STACKS = "stacks.txt"
 # How long workers that are about to be ended may take to tell of their collectives, which is
 # milliseconds where the machine is not overloaded.
 _MOMENT_SECONDS = 1.0
+# Bytes of the end of an error.json, where the exception stands.
+_MOST_SAID = 64 * 1024
 # State letters of processes that have ended, and are yet to be reaped.
 _ENDED = frozenset("ZX")
 # Later than this, seconds, and the launcher was stopped meanwhile.
@@ -707,11 +710,10 @@ class WatchdogDriver:
         """
         if self._context is None or self._takes_all or not self._recorders:
             return []
-        from lllaunch.failure import read_error_file  # noqa: PLC0415 - on failure
-        from lllaunch.watchdog.evidence import NOBODY  # noqa: PLC0415 - as above
+        from lllaunch.watchdog.evidence import NOBODY  # noqa: PLC0415 - on failure
 
         errors, failed = self._context.error_files, [each for each in ended if each.exitcode]
-        said = [str(read_error_file(errors.get(each.local_rank, "")).message) for each in failed]
+        said = [read_text(errors.get(each.local_rank, ""), _MOST_SAID) or "" for each in failed]
         aborted = any(each.exitcode == -signal.SIGABRT for each in failed)
         finding = next(filter(None, map(gave_up, said)), GaveUp() if aborted else None)
         live = {*self._context.known_pids()} - {each.local_rank for each in failed}
