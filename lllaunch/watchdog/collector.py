@@ -327,9 +327,10 @@ class StackCollector:
         for case in cases:
             answer, path = answers.get(case.rank, b""), paths.get(case.rank, "")
             if answer:
-                hide = str if self._written is None else self._written.hide
-                told = hide(answer.decode(errors="replace")).encode()
-                case.trace = read_trace(told, asked[case.rank][0])
+                case.trace = trace = read_trace(answer, asked[case.rank][0])
+                if trace is not None and trace.handled and self._written is not None:
+                    # the rest of it is torch's; a text of the user's may hold a secret
+                    case.trace = replace(trace, handled=self._written.hide(trace.handled))
             if path:
                 # what is no JSON is worth a look, too
                 path = os.path.join(os.path.dirname(path), TRACE_FILE)
