@@ -30,15 +30,13 @@ from lllaunch.results.store import (
     contents_of,
     hidden,
     lock_of,
-    read_run,
     read_submitted,
     signature,
     state_of,
     state_of_code,
     unreadable,
 )
-from lllaunch.run.directory import SUBMISSION
-from lllaunch.run.submission import account_of, read_history
+from lllaunch.run.submission import account_of, read_history, read_submission
 from lllaunch.secret_names import redacted_overrides, redactor_of
 from lllaunch.sweep.history import (
     JobHistory,
@@ -201,17 +199,16 @@ class SweepView:
         if not (self.is_submitted and job.directory):
             return entry
         found = FoundDirectory(entry.path, "run", contents_of(entry.path)[0])
-        if SUBMISSION in found.names:
-            run, _ = read_run(found, self.queue)
-        elif job.state != "started" or is_held(lock_of("run", entry.path)):
-            return entry
-        else:
+        submission = read_submission(entry.path)
+        if submission is None:
+            if job.state != "started" or is_held(lock_of("run", entry.path)):
+                return entry
             submission = self._submission_of(job.job, entry.path)
-            if submission is None:
-                # written down before it was submitted, which it was not
-                state = "waiting" if self._state == "running" else "not_run"
-                return structs.replace(entry, state=state)
-            run, _ = read_submitted(found, submission, self.queue)
+        if submission is None:
+            # written down before it was submitted, which it was not
+            state = "waiting" if self._state == "running" else "not_run"
+            return structs.replace(entry, state=state)
+        run, _ = read_submitted(found, submission, self.queue)
         return structs.replace(run, kind="job", number=entry.number, given=entry.given)
 
     @cached_property

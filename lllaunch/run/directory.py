@@ -29,7 +29,7 @@ PLAN = "plan.yaml"
 EVENTS = "events.jsonl"
 SAMPLES = "samples.jsonl"
 RESULT = "result.json"
-SUBMISSION = "submission.json"
+SUBMISSION = "submission.jsonl"
 """What was submitted to a cluster (`lllaunch.run.submission`)."""
 ATTEMPT = re.compile(r"attempt_(\d+)")
 """The name of an attempt's directory."""

@@ -138,7 +138,10 @@ def result_of(
 def complete(
     result: RunResult, failure: tuple[str, int] | None, hide: Callable[[str], str]
 ) -> RunResult:
-    """Add an error of our own, as message and exit code, or what has to be read from files."""
+    """Add an error of our own, as message and exit code, or what has to be read from files.
+
+    Of a run that has succeeded no empty file is kept of what its workers wrote.
+    """
     if failure is not None:
         return result.with_error(*failure)
     root = result.root_cause
@@ -160,11 +163,15 @@ def complete(
         result = replace(result, excerpt=excerpt)
     if result.state == "succeeded":
         last = result.attempts[-1]
-        found = {
-            worker.rank: _settled_value(f"{last.path}/{worker.local_rank}")
-            for worker in last.workers
-        }
-        values = {rank: value for rank, value in found.items() if value is not None}
+        values = {}
+        for worker in last.workers:
+            directory = f"{last.path}/{worker.local_rank}"
+            if (value := _settled_value(directory)) is not None:
+                values[worker.rank] = value
+            for path in (f"{directory}/stdout.log", f"{directory}/stderr.log"):
+                with contextlib.suppress(OSError):
+                    if not os.lstat(path).st_size:
+                        os.unlink(path)
         result = replace(result, return_values=values)
     return result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 from typing import TYPE_CHECKING
 
@@ -105,6 +106,11 @@ class LineFile:
                 raise
         except OSError as error:
             self._failed(error)
+
+    def lock(self) -> None:
+        """Wait until no other process holds the file, and hold it until it is closed."""
+        with contextlib.suppress(OSError):
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def rewrite(self, change: Callable[[bytes], bytes]) -> None:
         """Put something else in the place of all that is there, at once; never raises likewise."""

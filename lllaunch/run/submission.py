@@ -1,8 +1,8 @@
 """A run that was submitted to a cluster: what its directory tells of its way through the queue.
 
-``submission.json`` says what was submitted, and ``submission.jsonl`` what became of it, one JSON
-object a line: each start and end of the batch job, each signal that announced an end, and each
-decision to take the run back into the queue, which stands there before anything is done about it.
+``submission.jsonl`` has one JSON object a line: what was submitted, and again when its id is known,
+then each start and end of the batch job, each signal that announced an end, and each decision to
+take the run back into the queue, which stands there before anything is done about it.
 docs/design/slurm.md says what Slurm does by itself.
 """
 
@@ -26,12 +26,11 @@ from lllaunch.documents import (
     as_record,
     decode_record,
     isoformat,
-    read_json,
 )
 from lllaunch.errors import ExitCode, OutputError
 from lllaunch.files import read_text
 from lllaunch.run.directory import SUBMISSION
-from lllaunch.run.files import LineFile, naming, write_atomic
+from lllaunch.run.files import LineFile, naming
 from lllaunch.run.snapshot import Snapshot
 from lllaunch.spec import Requeue
 from lllaunch.text import times
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from lllaunch.run.result import RunResult
     from lllaunch.spec import Cluster
 
-HISTORY = "submission.jsonl"
 LOG = "launcher.log"
 """What the run's launcher says in the batch job, in the run's directory."""
 SCRIPT = "submission.sh"
@@ -55,7 +53,7 @@ RequeueCause = Literal["preempted", "timeout", "node_failure", "failed"]
 _EARLY = 75.0
 
 
-class Submission(Record, frozen=True):
+class Submission(Record, frozen=True, tag=True):
     """What was submitted."""
 
     DERIVED = ("time",)
@@ -95,24 +93,23 @@ class Submission(Record, frozen=True):
         return isoformat(self.time_ns)
 
     def write(self, directory: str) -> None:
-        """Write it into the directory of a run."""
-        data = json.dumps(Plain()(self), indent=2).encode() + b"\n"
-        write_atomic(os.path.join(directory, SUBMISSION), data)
+        """Write it into the directory of a run, in place of what it says so far."""
+        append(directory, self)
 
 
 def read_submission(directory: str) -> Submission | None:
     """Return what was submitted from a directory; None if nothing was."""
-    document = read_json(os.path.join(directory, SUBMISSION))
-    try:
-        return None if document is None else as_record(document, Submission)
-    except ValueError:
-        # it was submitted, and by whom nobody knows
-        return Submission()
+    found = None
+    for line in _lines(directory):
+        with contextlib.suppress(ValueError, RecursionError):
+            # names of files need not be Unicode
+            found = as_record(json.loads(line), Submission)
+    return found
 
 
 def forget_submission(directory: str) -> None:
     """Take away what a directory tells of a submission: another run begins there."""
-    for name in (SUBMISSION, HISTORY, FUNCTION):
+    for name in (SUBMISSION, FUNCTION):
         path = os.path.join(directory, name)
         with naming(path), contextlib.suppress(FileNotFoundError):
             os.unlink(path)
@@ -273,11 +270,15 @@ def read_history(directory: str) -> list[tuple[int, QueueEvent]]:
     What cannot be read is passed over.
     """
     found = []
-    for line in (read_text(os.path.join(directory, HISTORY)) or "").encode().split(b"\n")[:-1]:
+    for line in _lines(directory):
         with contextlib.suppress(ValueError, RecursionError):
             at = decode_record(line, _Moment).time_ns
             found.append((at, decode_record(line, QueueEvent)))
     return found
+
+
+def _lines(directory: str) -> list[bytes]:
+    return (read_text(os.path.join(directory, SUBMISSION)) or "").encode().split(b"\n")[:-1]
 
 
 def account_of(directory: str) -> Account:
@@ -285,11 +286,14 @@ def account_of(directory: str) -> Account:
     return Account([event for _, event in read_history(directory)])
 
 
-def append(directory: str, event: QueueEvent) -> None:
-    """Write an event down; it is on the disk when this returns."""
+def append(directory: str, record: QueueEvent | Submission) -> None:
+    """Write an event, or what is submitted, down; it is on the disk when this returns."""
     time_ns = now_ns()
-    line = {"time": isoformat(time_ns), "time_ns": time_ns, **Plain()(event)}
-    with contextlib.closing(LineFile(os.path.join(directory, HISTORY), _raise)) as file:
+    line = {"time": isoformat(time_ns), "time_ns": time_ns, **Plain()(record)}
+    with contextlib.closing(LineFile(os.path.join(directory, SUBMISSION), _raise)) as file:
+        # who submits writes down an id, and the batch job its start: on NFS, what two machines
+        # append at once would be lost without a lock
+        file.lock()
         file.append(json.dumps(line).encode() + b"\n", sync=True)
 
 

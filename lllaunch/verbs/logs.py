@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from lllaunch.results.store import FoundDirectory
+    from lllaunch.run.result import RunResult
 
 _DESCRIPTION = """\
 Show the output of a run's workers, from the files that the run keeps: the last attempt, rank by
@@ -119,10 +120,10 @@ def _show(given: argparse.Namespace) -> int:
                 # one after the other; a line that is not ended is ended here
                 with _started(Follower("logs", report=report)) as alone:
                     alone.add(log.path, prefix, sys.stdout)
-    if not shown:
-        raise _why_none(found, given)
-    # of nodes whose files cannot be seen from here
     _, result = read_run(found)
+    if not shown and (why := _why_none(found, given, result)) is not None:
+        raise why
+    # of nodes whose files cannot be seen from here
     for node in () if result is None else result.nodes:
         if not node.shared and not os.path.isdir(node.directory):
             complain(f"the logs of {node.name} are in {node.hostname}:{node.directory}")
@@ -189,8 +190,10 @@ def parts_of(directory: str) -> list[str]:
     return sorted(nodes) or [directory]
 
 
-def _why_none(found: FoundDirectory, given: argparse.Namespace) -> NoSuchRun:
-    """Return what is there, where nothing is that was asked for."""
+def _why_none(
+    found: FoundDirectory, given: argparse.Namespace, result: RunResult | None
+) -> NoSuchRun | None:
+    """Return what is there, where nothing is that was asked for; None if nothing was written."""
     there, submitted = _attempts(found.path), SUBMISSION in found.names
     queue = entry_now(found).queue if submitted and not there else ""
     attempt = max(there, default=0) if given.attempt is None else given.attempt
@@ -202,6 +205,14 @@ def _why_none(found: FoundDirectory, given: argparse.Namespace) -> NoSuchRun:
         hint = f"its batch job: {queue}; 'logs -f' waits for it" if queue else ""
     elif attempt not in there:
         reason, hint = f"has no attempt {attempt}, only {spans(there)}", ""
+    elif result is not None and any(
+        getattr(worker, stream)
+        for each in result.attempts
+        for worker in each.workers
+        for stream in given.streams
+        if each.number == attempt and (given.rank is None or worker.rank in given.rank)
+    ):
+        return None
     elif known and given.rank is not None and not given.rank & known:
         reason, hint = f"has no logs of rank {spans(given.rank)}, only of {spans(known)}", ""
     else:

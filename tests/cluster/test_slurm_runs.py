@@ -93,8 +93,7 @@ class Run:
     @property
     def job(self) -> str:
         """Id of its batch job; empty as long as nobody has written it down."""
-        document = json.loads(text_of(self.path / "submission.json") or "{}")
-        return document.get("job") or ""
+        return next((each["job"] or "" for each in reversed(self._lines(of="Submission"))), "")
 
     def starts(self) -> list[dict[str, Any]]:
         """Return what its workers found at their starts, but for one that is being written."""
@@ -118,8 +117,11 @@ class Run:
         (self.root / "go").touch()
 
     def history(self) -> list[dict[str, Any]]:
+        return [each for each in self._lines() if each["type"] != "Submission"]
+
+    def _lines(self, of: str = "") -> list[dict[str, Any]]:
         lines = text_of(self.path / "submission.jsonl").split("\n")[:-1]
-        return [json.loads(line) for line in lines]
+        return [each for each in map(json.loads, lines) if not of or each["type"] == of]
 
     def told(self) -> list[str]:
         """Return its history in short: each event, and what it is about."""

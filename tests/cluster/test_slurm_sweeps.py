@@ -145,13 +145,13 @@ class Sweeps(Project):
         return Counter(note["job"] for note in self.notes())
 
     def history(self, job: int | str) -> list[dict[str, Any]]:
-        path = self.sweep / str(job) / "submission.jsonl"
-        return [json.loads(line) for line in text_of(path).splitlines()]
+        lines = map(json.loads, text_of(self.sweep / str(job) / "submission.jsonl").splitlines())
+        return [line for line in lines if line["type"] != "Submission"]
 
     def submitted(self) -> list[str]:
         """The id of each array that was submitted, as its directory has it."""
-        paths = sorted(self.sweep.glob("submitted/*/submission.json"))
-        return [json.loads(path.read_text())["job"] for path in paths]
+        paths = sorted(self.sweep.glob("submitted/*/submission.jsonl"))
+        return [json.loads(path.read_text().splitlines()[-1])["job"] for path in paths]
 
     def document(self) -> Any:
         return json.loads((self.sweep / "sweep.json").read_text())
@@ -654,3 +654,10 @@ def test_all_jobs_run_the_code_of_the_submission_which_goes_with_the_last_of_the
     until(lambda: not holders.exists(), "the end of the last job")
     until(lambda: not (sweeps.sweep / "code").exists(), "the end of the snapshot")
     assert (sweeps.sweep / "code.diff").exists()
+
+
+def test_a_job_leaves_few_files(sweeps: Sweeps) -> None:
+    """A shared file system counts them."""
+    sweeps.run("does=ok", "x=range(0,12)")
+    files = [path for path in sweeps.sweep.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert len(files) <= 10 * 12

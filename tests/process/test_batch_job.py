@@ -14,8 +14,8 @@ import pytest
 from support.launching import WAIT, until
 from support.project import Project, environment
 
+from lllaunch.run.directory import SUBMISSION
 from lllaunch.run.submission import (
-    HISTORY,
     BatchEnded,
     BatchSignalled,
     BatchStarted,
@@ -159,7 +159,7 @@ def test_the_next_start_goes_on_counting(batch: Batch) -> None:
     assert batch.events()[-1] == BatchEnded(0)
     assert batch.printed(1)["restart"] == "1"
     # another job of the same run has nothing to do, also if the first was killed in its last moment
-    history = batch.run / HISTORY
+    history = batch.run / SUBMISSION
     *rest, _ = history.read_text().splitlines(keepends=True)
     history.write_text("".join(rest))
     again = batch.start()

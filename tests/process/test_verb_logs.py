@@ -65,6 +65,19 @@ def test_all_ranks_of_the_last_attempt_are_shown_one_after_the_other(
     assert shown(capfd, "run", "-f", "--rank", "0").startswith("first of 0 in 1\n")
 
 
+def test_of_silent_workers_nothing_is_kept_and_nothing_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "s.py").write_text("import os\nif os.environ['RANK'] == '0': print('here')\n")
+    assert launch(tmp_path, {"entrypoint": "s.py", "nproc": 2, "redirects": "all"}).code == 0
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("std*.log")] == [
+        "run/attempt_0/0/stdout.log"
+    ]
+    monkeypatch.chdir(tmp_path)
+    assert shown(capfd, "run") == "here\n"
+    assert shown(capfd, "run", "--rank", "1") == shown(capfd, "run", "--stderr") == ""
+
+
 @pytest.mark.usefixtures("run")
 @pytest.mark.parametrize(
     ("arguments", "said"),

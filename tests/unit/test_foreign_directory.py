@@ -30,7 +30,7 @@ GONE = f"pid 4194304 on {socket.gethostname()}\n"  # above any process id
 
 RUN_FILES = (
     *("result.json", "plan.yaml", "events.jsonl", "samples.jsonl", ".lllaunch.lock"),
-    *("submission.json", "submission.jsonl", "launcher.log", ".hydra/overrides.yaml"),
+    *("submission.jsonl", "launcher.log", ".hydra/overrides.yaml"),
     *("attempt_0/0/stdout.log", "attempt_0/0/stderr.log", "attempt_0/stacks.txt"),
 )
 SWEEP_FILES = ("sweep.jsonl", "sweep.json", "multirun.yaml", ".lllaunch-sweep.lock")

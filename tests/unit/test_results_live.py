@@ -18,6 +18,7 @@ from lllaunch.results import history, live, store
 from lllaunch.results.history import AppendedLines
 from lllaunch.results.live import LiveReader, LiveView, sweep_left
 from lllaunch.results.store import ListEntry
+from lllaunch.run.submission import Submission
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
@@ -156,7 +157,7 @@ def test_what_was_submitted_may_be_queued_again(
     end(run, ago=7200)
     reader = LiveReader()
     assert reader.everything([str(tmp_path)]).rows == ()
-    (run / "submission.json").write_text("{}")
+    Submission().write(str(run))
     os.utime(run)
     queued = ListEntry("run", str(run), "queued", queue="PENDING", batch_job="7")
     monkeypatch.setattr(live, "entry_of", lambda found, queue: queued)

@@ -335,7 +335,7 @@ def placed(path: str, *events: tuple[float, QueueEvent]) -> str:
     submitted(path, ago=0)
     start = time.time_ns() - 1000 * 10**9
     Submission("7", os.path.abspath(path), time_ns=start).write(path)
-    lines = []
+    lines = Path(path, "submission.jsonl").read_text().splitlines()
     for at, event in events:
         append(path, event)
         line = json.loads(Path(path, "submission.jsonl").read_text().splitlines()[-1])

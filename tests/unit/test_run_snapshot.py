@@ -285,7 +285,9 @@ def test_outputs_are_no_code_though_nobody_ignores_them(tree: Path):
 
 
 def test_directories_of_runs_and_sweeps_are_no_code(tree: Path, tmp_path: Path) -> None:
-    write(tree, "runs/a/plan.yaml", "runs/a/submission.json", "runs/a/attempt_0/0/big", "runs/b.py")
+    write(
+        tree, "runs/a/plan.yaml", "runs/a/submission.jsonl", "runs/a/attempt_0/0/big", "runs/b.py"
+    )
     write(
         tree, "grid/sweep.jsonl", "grid/0/big", "work/plan.yaml", "work/events.jsonl", "work/x.py"
     )

@@ -9,9 +9,9 @@ import pytest
 from msgspec import structs
 
 from lllaunch.errors import ExitCode
+from lllaunch.run.directory import SUBMISSION
 from lllaunch.run.snapshot import Snapshot
 from lllaunch.run.submission import (
-    HISTORY,
     Account,
     BatchEnded,
     BatchJob,
@@ -182,7 +182,7 @@ class TestFiles:
         for event in events:
             append(path, event)
             # half a line spoils no other
-            with open(os.path.join(path, HISTORY), "a") as file:
+            with open(os.path.join(path, SUBMISSION), "a") as file:
                 file.write('{"type": "JobEn')
         found = read_history(path)
         assert [event for _, event in found] == events
