@@ -15,7 +15,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lllaunch.documents import signal_name
-from lllaunch.run.files import relative_path
+from lllaunch.files import relative_path
 from lllaunch.text import count, duration, first_line, plain, printable, spans
 from lllaunch.workers.terminal import cells
 

@@ -39,12 +39,12 @@ from lllaunch.app.gate import GuardedLoader, JobOf, admit, has_rules
 from lllaunch.app.planning import load, locating, perform, plain, plan_job, without_hydra
 from lllaunch.app.sweeping.sweeper import completed
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, OutputError
+from lllaunch.files import link_atomic, naming
 from lllaunch.hydra_compat import Seam, keeping_lists
 from lllaunch.locks import LOST_NODE_PATIENCE, PATIENCE
 from lllaunch.omegaconf_compat import root_of
 from lllaunch.results.index import remember
 from lllaunch.run.directory import SUBMISSION, RunDirectory
-from lllaunch.run.files import link_atomic, naming
 from lllaunch.words import RESUME
 
 if TYPE_CHECKING:

@@ -33,12 +33,11 @@ from lllaunch.errors import (
     SnapshotFailed,
     Unfit,
 )
-from lllaunch.files import open_file
+from lllaunch.files import naming, open_file
 from lllaunch.locks import LOST_NODE_PATIENCE, PATIENCE
 from lllaunch.review.paths import locks_all, policy_path, tree_top
 from lllaunch.run.build import BuildQuery, modules_of
 from lllaunch.run.directory import LOCK_NAME, PLAN, SUBMISSION, RunDirectory, forget_result
-from lllaunch.run.files import naming
 from lllaunch.run.result import KilledBySignal, NodeGone, RunResult, known_result
 from lllaunch.run.snapshot import let_go
 from lllaunch.run.submission import (

@@ -39,10 +39,10 @@ from lllaunch.app.command_line import quoted
 from lllaunch.config.fields import did_you_mean
 from lllaunch.config.read import CLUSTER
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, for_signal
+from lllaunch.files import relative_path, working_directory
 from lllaunch.hydra_compat import HydraMessage, QuietReturn, Seam, replaced
 from lllaunch.linux.cgroup import shortage
 from lllaunch.review.paths import PlanRefused
-from lllaunch.run.files import relative_path, working_directory
 from lllaunch.secret_names import redactor
 from lllaunch.signal_source import ENDING
 from lllaunch.text import visible

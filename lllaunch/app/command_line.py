@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.cluster.address import format_endpoint
-from lllaunch.run.files import relative_path, working_directory
+from lllaunch.files import relative_path, working_directory
 from lllaunch.signal_source import ENDING, remember_interrupts
 
 if TYPE_CHECKING:

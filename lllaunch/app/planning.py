@@ -19,7 +19,7 @@ from omegaconf import open_dict, read_write
 
 from lllaunch.app.configs import DIRECTORY, given_overrides
 from lllaunch.errors import Diagnostic, LaunchError, OutputError
-from lllaunch.run.files import is_below
+from lllaunch.files import is_below
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader

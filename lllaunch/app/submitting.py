@@ -19,12 +19,12 @@ from lllaunch.cluster import slurm
 from lllaunch.config.plan import plan_config
 from lllaunch.console.console import Console
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode
+from lllaunch.files import write_atomic
 from lllaunch.results.index import remember
 from lllaunch.results.locate import entry_now, locate
 from lllaunch.results.queue import BatchQueue, queue_text
 from lllaunch.results.store import read_run
 from lllaunch.run.directory import PLAN, forget_result
-from lllaunch.run.files import write_atomic
 from lllaunch.run.result import RunResult
 from lllaunch.run.snapshot import Snapshot, free_place, hold, remove, take
 from lllaunch.run.submission import (

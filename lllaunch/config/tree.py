@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from lllaunch.run.files import relative_path
+from lllaunch.files import relative_path
 from lllaunch.text import shorten
 
 MOST_VALUES = 20_000

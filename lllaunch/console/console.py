@@ -12,7 +12,7 @@ from lllaunch.console.bottom import Bottom, RunStatus, heartbeat_text, status_ro
 from lllaunch.console.stream import Outlet, display, given_or_nowhere, same_file
 from lllaunch.console.table import is_terminal, painter
 from lllaunch.documents import signal_name
-from lllaunch.run.files import working_directory
+from lllaunch.files import working_directory
 from lllaunch.spec import ConsolePolicy
 from lllaunch.text import duration, visible
 from lllaunch.watchdog.findings import Asked, limit_of

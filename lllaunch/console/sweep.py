@@ -22,7 +22,7 @@ from lllaunch.console.bottom import Bottom, size_of, stays
 from lllaunch.console.console import Console
 from lllaunch.console.stream import KEPT, Outlet, display, given_or_nowhere, same_file
 from lllaunch.console.table import Row, decoded, is_terminal, painter
-from lllaunch.run.files import working_directory
+from lllaunch.files import working_directory
 from lllaunch.spec import ConsolePolicy
 from lllaunch.sweep.processes import tell_progress
 from lllaunch.sweep.protocol import JobPrinted, Stopping, Tick

@@ -19,6 +19,7 @@ import re
 import resource
 from typing import NamedTuple
 
+from lllaunch.files import too_many_open
 from lllaunch.linux.proc import read_text
 
 
@@ -230,12 +231,8 @@ def shortage(error: BaseException | None) -> str:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         number = error.errno if isinstance(error, OSError) else None
-        if number == errno.EMFILE:
-            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            return f"no file can be opened: this process may have {limit} open (ulimit -n)"
-        if number == errno.ENFILE:
-            limits = read_text("/proc/sys/fs/file-max").strip()
-            return f"no file can be opened: this system may have {limits} open (fs.file-max)"
+        if isinstance(error, OSError) and (text := too_many_open(error)):
+            return text
         if number == errno.EAGAIN or str(error) == "can't start new thread":
             return f"no process or thread can be started; limits: {_limits_of_processes()}"
         if number == errno.ENOMEM or isinstance(error, MemoryError):

@@ -20,6 +20,7 @@ from typing import Any
 from lllaunch.errors import NotPicklable, OutputError, PreloadFailed, SpawnerDied
 from lllaunch.events import Exited, StartFailed
 from lllaunch.failure import ProcessFailure
+from lllaunch.files import naming
 from lllaunch.multiprocessing.redirects import get_std_cm
 from lllaunch.multiprocessing.subprocess_handler import (
     ContextProcess,
@@ -27,7 +28,6 @@ from lllaunch.multiprocessing.subprocess_handler import (
     call_bound,
     wrap_command,
 )
-from lllaunch.run.files import naming
 from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.protocol import Forked, Pickled, Program

@@ -14,10 +14,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Literal
 
 from lllaunch.console.stream import showing
-from lllaunch.files import write_all
+from lllaunch.files import naming, write_all, write_atomic
 from lllaunch.results.locate import locate
 from lllaunch.results.report import Case, Report, load
-from lllaunch.run.files import naming, write_atomic
 from lllaunch.text import duration, shorten, tidy
 
 if TYPE_CHECKING:

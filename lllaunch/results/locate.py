@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from lllaunch.errors import LaunchError
+from lllaunch.files import relative_path
 from lllaunch.results.index import DEFAULT_ROOTS, used_from
 from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
@@ -25,7 +26,6 @@ from lllaunch.results.store import (
 )
 from lllaunch.results.sweeps import SweepFiles, view_sweep
 from lllaunch.run.directory import PLAN, RESULT, SUBMISSION
-from lllaunch.run.files import relative_path
 from lllaunch.run.submission import read_submission
 from lllaunch.sweep.journal import ARRAYS, JOURNAL, SUMMARY
 

@@ -31,11 +31,11 @@ from lllaunch.config.read import Reader, watching
 from lllaunch.config.secrets import mentions_env
 from lllaunch.config.tree import DEEPEST, MOST_VALUES, conceal, show, written_key
 from lllaunch.errors import Diagnostic
+from lllaunch.files import is_below
 from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER
 from lllaunch.omegaconf_compat import own_node, raw_value
 from lllaunch.review.paths import POLICY_FILE, POLICY_VARIABLE
 from lllaunch.review.policy import Forms, Policy, fits, fits_any, is_within
-from lllaunch.run.files import is_below
 from lllaunch.spec import Entrypoint, LaunchSpec, rank_key
 from lllaunch.text import shorten
 

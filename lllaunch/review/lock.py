@@ -22,9 +22,9 @@ from lllaunch.config.tree import show
 from lllaunch.difference import Change, differences
 from lllaunch.documents import Record
 from lllaunch.errors import ConfigError, Diagnostic
+from lllaunch.files import naming, write_atomic
 from lllaunch.review.paths import LOCKS, PlanRefused, expect_within
 from lllaunch.review.policy import expect_record
-from lllaunch.run.files import naming, write_atomic
 from lllaunch.spec import LaunchSpec
 
 DIRECTORY = f"conf/{LOCKS}"

@@ -17,8 +17,8 @@ import re
 from typing import TYPE_CHECKING
 
 from lllaunch.errors import ConfigError
+from lllaunch.files import link_atomic, naming
 from lllaunch.locks import HeldDirectory, lock_directory
-from lllaunch.run.files import link_atomic, naming
 from lllaunch.workers.log_files import make_attempt_dir
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from msgspec.structs import replace
 
 from lllaunch.clock import now_ns
 from lllaunch.documents import Number, Plain, Record, decode_record, isoformat
-from lllaunch.files import read_text
-from lllaunch.run.files import LineFile
+from lllaunch.files import LineFile, read_text
 from lllaunch.supervisor.machine import RestartHistory
 
 if TYPE_CHECKING:

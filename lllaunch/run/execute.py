@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from lllaunch.clock import now_ns
 from lllaunch.errors import ExitCode, LaunchError, OutputError
+from lllaunch.files import write_atomic
 from lllaunch.linux.cgroup import Memory, read_memory, shortage
 from lllaunch.locks import PATIENCE
 from lllaunch.run.directory import EVENTS, PLAN, RESULT, SAMPLES, RunDirectory, forget_result
 from lllaunch.run.events import EventLog
-from lllaunch.run.files import write_atomic
 from lllaunch.run.group import RunGroup
 from lllaunch.run.observer import RunObserver
 from lllaunch.secret_names import redactor_for

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from lllaunch.files import read_bytes
+from lllaunch.files import link_atomic, read_bytes, write_atomic
 from lllaunch.run.directory import EVENTS, LOCK_NAME, PLAN, forget_result
-from lllaunch.run.files import link_atomic, write_atomic
 from lllaunch.run.result import (
     AttemptResult,
     NodeGone,

@@ -26,9 +26,9 @@ from msgspec.structs import replace
 
 from lllaunch.documents import Record
 from lllaunch.errors import SnapshotFailed
+from lllaunch.files import is_below, naming
 from lllaunch.run.build import NO_REPOSITORY, Build, Git, SnapshotPlace, complaint, refusal
 from lllaunch.run.directory import EVENTS, PLAN, RESULT, SUBMISSION
-from lllaunch.run.files import is_below, naming
 from lllaunch.text import size
 
 if TYPE_CHECKING:

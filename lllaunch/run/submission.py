@@ -28,9 +28,8 @@ from lllaunch.documents import (
     isoformat,
 )
 from lllaunch.errors import ExitCode, OutputError
-from lllaunch.files import read_text
+from lllaunch.files import LineFile, naming, read_text
 from lllaunch.run.directory import SUBMISSION
-from lllaunch.run.files import LineFile, naming
 from lllaunch.run.snapshot import Snapshot
 from lllaunch.spec import Requeue
 from lllaunch.text import times

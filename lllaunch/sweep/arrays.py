@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from msgspec import field
 
 from lllaunch.documents import Record, decode_record, encode_record
-from lllaunch.files import read_bytes
-from lllaunch.run.files import naming, write_atomic
+from lllaunch.files import naming, read_bytes, write_atomic
 from lllaunch.run.submission import Submission, read_submission
 from lllaunch.spec import Cluster
 from lllaunch.sweep.journal import ARRAYS

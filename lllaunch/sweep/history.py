@@ -12,8 +12,8 @@ from msgspec import field
 from msgspec.structs import asdict, replace
 
 from lllaunch.documents import JsonText, Plain, Record, Text, Time, as_record, load_json
+from lllaunch.files import naming, write_atomic
 from lllaunch.run.directory import RESULT
-from lllaunch.run.files import naming, write_atomic
 from lllaunch.sweep.journal import (
     ComposedRecord,
     Count,

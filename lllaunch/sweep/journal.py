@@ -22,8 +22,7 @@ from msgspec import Meta
 from lllaunch import documents
 from lllaunch.documents import JsonText, Plain, as_record, isoformat
 from lllaunch.errors import ConfigError, Diagnostic, OutputError
-from lllaunch.files import open_file, write_all
-from lllaunch.run.files import naming, write_atomic
+from lllaunch.files import naming, open_file, write_all, write_atomic
 from lllaunch.sweep.objective import Direction, objective_of
 from lllaunch.sweep.pool import Lease
 from lllaunch.words import RESUME

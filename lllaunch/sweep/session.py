@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 import lllaunch.sweep.schedule as v
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, OutputError
+from lllaunch.files import naming
 from lllaunch.locks import PATIENCE, HeldDirectory, lock_directory
 from lllaunch.run.directory import forget_result
-from lllaunch.run.files import naming
 from lllaunch.run.submission import forget_submission
 from lllaunch.sweep.history import (
     SweepHistory,

@@ -11,7 +11,7 @@ from lllaunch.app.command_line import program
 from lllaunch.app.compose import Composition, ConfigRequest, add_hydra_flags, review_run
 from lllaunch.app.configs import DIRECTORY
 from lllaunch.errors import ConfigError, Diagnostic
-from lllaunch.run.files import naming, write_atomic
+from lllaunch.files import naming, write_atomic
 from lllaunch.verbs.plan import experiment_text
 from lllaunch.verbs.printing import Parser, perform, print_lines
 

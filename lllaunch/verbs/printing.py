@@ -15,7 +15,7 @@ from lllaunch.app.command_line import WrongUsage, read
 from lllaunch.console.stream import encodable
 from lllaunch.console.table import Row, is_terminal, painter
 from lllaunch.errors import ExitCode, LaunchError, Unfit
-from lllaunch.run.files import naming, write_atomic
+from lllaunch.files import naming, write_atomic
 from lllaunch.text import plain, visible
 from lllaunch.words import StyledText
 

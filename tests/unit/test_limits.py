@@ -10,8 +10,8 @@ import threading
 import pytest
 
 from lllaunch.errors import OutputError
+from lllaunch.files import naming
 from lllaunch.linux.cgroup import shortage
-from lllaunch.run.files import naming
 from lllaunch.workers.log_files import LogsDest
 from lllaunch.workers.tail import Shown, Tees
 

@@ -8,8 +8,8 @@ import os
 import pytest
 
 from lllaunch.errors import ConfigError, OutputError
+from lllaunch.files import write_atomic
 from lllaunch.run.directory import LOCK_NAME, RunDirectory
-from lllaunch.run.files import write_atomic
 
 HOSTILE = "-rf with space, ünï→cødé, per%cent, new\nline, quo'te\"d"
 
