@@ -32,7 +32,6 @@ from lllaunch.multiprocessing.api import (
     SubprocessContext,
 )
 from lllaunch.signal_source import SignalException, SignalSource
-from lllaunch.spawner import store
 from lllaunch.spawner.evidence import WATCHED
 from lllaunch.spec import ENABLE_FILE_TIMER, TIMER_FILE, RestartPolicy, WatchdogPolicy
 from lllaunch.supervisor.environ import (
@@ -40,6 +39,7 @@ from lllaunch.supervisor.environ import (
     HeldPort,
     WorkerContext,
     contract,
+    store_can_be_served,
     virtual_rank,
 )
 from lllaunch.supervisor.machine import (
@@ -190,7 +190,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         if spec.master_port is None:
             # A new one per attempt: sockets of the last may linger.
             self._let_port_go()
-            self._port = HeldPort(listens=store.available())
+            self._port = HeldPort(listens=store_can_be_served())
         worker_group.master_port = spec.master_port or (self._port.port if self._port else 0)
 
     def _let_port_go(self) -> None:

@@ -13,12 +13,13 @@ import contextlib
 import json
 import logging
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lllaunch.clock import now_ns
 from lllaunch.cluster.address import await_endpoint, format_endpoint, is_loopback
@@ -61,6 +62,26 @@ _FOR_EVER = 2**63
 # torch's defaults of a rendezvous that changes.
 _KEEP_ALIVE_INTERVAL = 5
 _KEEP_ALIVE_ATTEMPTS = 3
+
+
+def serve_store(listener: socket.socket) -> NoReturn:
+    """Serve a ``TCPStore`` until this process is killed, so that ranks may end in any order.
+
+    Under torchrun the agent holds the store. A launcher of one node does without torch: it only
+    listens at MASTER_PORT, and the first connection starts a process for this.
+    """
+    # A signal that a scheduler sends to all processes of a job must not end it before the workers.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    # Takes seconds where it is not preloaded.
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
+
+    port = listener.getsockname()[1]
+    fd = listener.detach()
+    _store = TCPStore(
+        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=fd
+    )
+    while True:
+        signal.pause()
 
 
 def load_torch() -> None:

@@ -30,8 +30,8 @@ from lllaunch.multiprocessing.subprocess_handler import (
 )
 from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spawner.client import Spawner
+from lllaunch.spawner.evidence import RETURN_FILE
 from lllaunch.spawner.protocol import Forked, Pickled, Program
-from lllaunch.spawner.values import RETURN_FILE
 from lllaunch.std import Std, to_map
 from lllaunch.workers import group
 from lllaunch.workers.log_files import LogsDest, announce, destinations, make_attempt_dir

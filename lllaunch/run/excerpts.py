@@ -18,8 +18,7 @@ from lllaunch.failure import read_error_file
 from lllaunch.files import read_bytes
 from lllaunch.run.observer import WorkerError
 from lllaunch.run.result import CalledExit, Excerpt, RootCause
-from lllaunch.spawner.evidence import CRASH, TRACE_FILE
-from lllaunch.spawner.values import EXIT_FILE
+from lllaunch.spawner.evidence import CRASH, EXIT_FILE, TRACE_FILE
 from lllaunch.text import clean
 from lllaunch.watchdog.evidence import LIBRARY, WRAPPERS, Frame, is_own
 

@@ -30,14 +30,20 @@ from lllaunch.linux.proc import has_gpu_driver
 from lllaunch.run.directory import EVENTS, free_space
 from lllaunch.run.events import read_history
 from lllaunch.signal_source import SignalException, SignalSource
-from lllaunch.spawner import store
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.evidence import CRASH, CRASH_FILE
 from lllaunch.spawner.interpreter import acts_at_import, in_common, told
 from lllaunch.spawner.protocol import Forked, Function, Module, Program, Script, Target
 from lllaunch.spec import WatchdogPolicy, substitute
 from lllaunch.std import to_map
-from lllaunch.supervisor.environ import LOOPBACK, HeldPort, WorkerContext, contract, virtual_rank
+from lllaunch.supervisor.environ import (
+    LOOPBACK,
+    HeldPort,
+    WorkerContext,
+    contract,
+    store_can_be_served,
+    virtual_rank,
+)
 from lllaunch.supervisor.machine import (
     PREFLIGHT_RANK,
     AttemptProgress,
@@ -375,7 +381,7 @@ class RunGroup:
             # A new one per attempt: sockets of the last may linger.
             if self._port is not None:
                 self._port.close()
-            served = store.available()
+            served = store_can_be_served()
             self._port = HeldPort(listens=served)
             common = {
                 "attempt": attempt,

@@ -51,10 +51,15 @@ from lllaunch.linux.process import (
     wait_readable,
 )
 from lllaunch.spawner import forks
-from lllaunch.spawner.child import ChildDefaults, failure_of, start
-from lllaunch.spawner.interpreter import comes_too_late
+from lllaunch.spawner.forks import ChildDefaults, failure_of, start
+from lllaunch.spawner.interpreter import (
+    Preloaded,
+    comes_too_late,
+    loaded_runtimes,
+    pause,
+    preload,
+)
 from lllaunch.spawner.orphans import MARK, OrphanCleanup, Pauses, kill_below
-from lllaunch.spawner.preloading import Preloaded, loaded_runtimes, pause, preload
 from lllaunch.spawner.protocol import Channel, Forked, Message, Pickled, SpawnRequest
 
 # What does not end although it was killed, and whose launcher is gone, is left after this long.

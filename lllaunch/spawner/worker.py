@@ -39,9 +39,18 @@ from typing import Any, NoReturn
 from lllaunch.files import have_room
 from lllaunch.linux.process import flush_c_streams
 from lllaunch.spawner import private_names
-from lllaunch.spawner.evidence import CRASH_FILE, SOCKET, WATCHED, arm, catch_crashes, save, serve
+from lllaunch.spawner.evidence import (
+    CRASH_FILE,
+    EXIT_FILE,
+    SOCKET,
+    WATCHED,
+    arm,
+    catch_crashes,
+    save,
+    save_return_value,
+    serve,
+)
 from lllaunch.spawner.protocol import Forked, Function, Module, PythonTarget, Script
-from lllaunch.spawner.values import EXIT_FILE, save_return_value
 
 
 def library_directories() -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import importlib.util
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -124,14 +125,20 @@ def _ephemeral_range() -> tuple[int, int]:
     return int(low), int(high)
 
 
+def store_can_be_served() -> bool:
+    """Whether a process can serve torch's store; torch's variable forbids it, as for its agents."""
+    forbidden = os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1"
+    return not forbidden and importlib.util.find_spec("torch") is not None
+
+
 class HeldPort:
     """A port for MASTER_PORT that nobody else gets while it is held, until `close`.
 
     Ports that the kernel hands out to clients (``ip_local_port_range``) can be taken at any moment,
     so one outside that range is chosen. It stays bound with SO_REUSEADDR: another plain bind fails,
     so that two runs never get the same. The process of torch's store takes it over listening
-    (`lllaunch.spawner.store`). Without that it does not listen, and rank 0's store, which sets
-    SO_REUSEADDR itself, can bind beside it.
+    (`lllaunch.cluster.rendezvous.serve_store`). Without that it does not listen, and rank 0's
+    store, which sets SO_REUSEADDR itself, can bind beside it.
     """
 
     def __init__(self, *, listens: bool = False) -> None:

@@ -21,7 +21,6 @@ from lllaunch.events import (
 )
 from lllaunch.linux.process import HasFileno, wait_readable
 from lllaunch.signal_source import SignalException
-from lllaunch.spawner import store
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.interpreter import acts_at_import, in_common, told
 from lllaunch.spawner.orphans import SETTLE_SECONDS
@@ -41,6 +40,8 @@ logger = logging.getLogger(__name__)
 # How long SIGKILL may take to end processes, at least, before they are given up: freeing gigabytes,
 # or what a GPU driver holds, takes longer than a short grace period.
 UNKILLABLE_SECONDS = 10.0
+# The local rank of the process that serves torch's store.
+_STORE = -2
 _ENDS_NOBODY = (Signals.SIGSTOP, Signals.SIGCONT)
 
 
@@ -93,12 +94,14 @@ class WorkerProcesses:
         self._listener = None if port is None else port.listener
 
     def _start_store(self, starter: Spawner, listener: socket.socket) -> int:
+        from lllaunch.cluster.rendezvous import serve_store  # noqa: PLC0415 - seldom
         from lllaunch.spawner.pickling import dump  # noqa: PLC0415 - imports multiprocessing
 
-        target = dump(store.serve, (listener,), None, "the store")
-        env, errors = store.ENVIRONMENT, self.stderrs[min(self.stderrs)]
-        nowhere = os.devnull
-        return starter.spawn(store.RANK, target, cwd="/", env=env, stdout=nowhere, stderr=errors)
+        target = dump(serve_store, (listener,), None, "the store")
+        nowhere, errors = os.devnull, self.stderrs[min(self.stderrs)]
+        # an error of it is no worker's
+        env = {"TORCHELASTIC_ERROR_FILE": nowhere}
+        return starter.spawn(_STORE, target, cwd="/", env=env, stdout=nowhere, stderr=errors)
 
     def _end_store(self) -> None:
         if self._starter is not None and self._store_key:
@@ -140,7 +143,7 @@ class WorkerProcesses:
         return tuple(events)
 
     def _is_of_store(self, event: SpawnerEvent) -> bool:
-        if getattr(event, "local_rank", None) != store.RANK:
+        if getattr(event, "local_rank", None) != _STORE:
             return False
         if self._listener is not None and not isinstance(event, Started):
             logger.error("%s: the process of torch's store at MASTER_PORT has ended", self.name)

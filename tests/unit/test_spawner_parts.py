@@ -20,12 +20,12 @@ from lllaunch.linux import proc
 from lllaunch.linux.cgroup import _remove_left_behind
 from lllaunch.linux.process import signal_group
 from lllaunch.run.ending import find_return_value
-from lllaunch.spawner import preloading
+from lllaunch.spawner import interpreter
+from lllaunch.spawner.evidence import RETURN_FILE, save_return_value
 from lllaunch.spawner.forks import fork
+from lllaunch.spawner.interpreter import canary
 from lllaunch.spawner.orphans import Pauses, end_adopted, signal_process
-from lllaunch.spawner.preloading import canary
 from lllaunch.spawner.private_names import forget_finalizers_of
-from lllaunch.spawner.values import RETURN_FILE, save_return_value
 from lllaunch.testing import FakeClock
 
 # More than any process id (PID_MAX_LIMIT).
@@ -153,15 +153,15 @@ def test_a_canary_that_has_had_no_time_to_compute_is_waited_for(
         while time.process_time() < until:
             pass
 
-    monkeypatch.setattr(preloading, "_CANARY_SECONDS", 0.2)
-    monkeypatch.setattr(preloading, "_CANARY_CHANCES", 1000)
+    monkeypatch.setattr(interpreter, "_CANARY_SECONDS", 0.2)
+    monkeypatch.setattr(interpreter, "_CANARY_CHANCES", 1000)
     # it has no time to
     monkeypatch.setattr(proc, "facts", lambda pid: Mock(state="R", cpu=0.0, pid=pid))
-    monkeypatch.setattr(preloading, "_compute", compute)
+    monkeypatch.setattr(interpreter, "_compute", compute)
     assert canary()
     monkeypatch.undo()
-    monkeypatch.setattr(preloading, "_CANARY_SECONDS", 0.2)
-    monkeypatch.setattr(preloading, "_compute", lambda: time.sleep(1000))
+    monkeypatch.setattr(interpreter, "_CANARY_SECONDS", 0.2)
+    monkeypatch.setattr(interpreter, "_compute", lambda: time.sleep(1000))
     assert not canary()
 
 
