@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from lllaunch.console.bottom import Part, fitted
+from lllaunch.console.console import Part, fitted
 from lllaunch.console.table import GAP, Column, Row, end_of, rows_of
 from lllaunch.results.live import LiveView
 from lllaunch.results.store import LIVE, ListEntry

@@ -9,7 +9,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from lllaunch.console.hang import frame_text, look_lines
+from lllaunch.console.report import frame_text, look_lines
 from lllaunch.documents import Plain
 from lllaunch.errors import ExitCode
 from lllaunch.locks import signed_by

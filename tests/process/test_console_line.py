@@ -314,7 +314,7 @@ def test_whatever_happens_each_line_stands_there_once_and_the_live_area_below(
 def test_a_line_that_cannot_be_drawn_takes_no_output_with_it(
     shown: Shown, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lllaunch.console.bottom.fitted", lambda *_: 1 / 0)
+    monkeypatch.setattr("lllaunch.console.console.fitted", lambda *_: 1 / 0)
     shown.begin()
     shown.tick()
     assert shown.write("a line", "another")[-2:] == ["a line", "another"]

@@ -20,8 +20,7 @@ import pytest
 from support.launching import until
 
 import lllaunch.sweep.schedule as v
-from lllaunch.console.board import Board
-from lllaunch.console.sweep import SweepConsole
+from lllaunch.console.sweep import Board, SweepConsole
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import JobPrinted, Tick
 from lllaunch.testing import FakeClock

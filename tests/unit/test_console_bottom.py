@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.console.bottom import (
+from lllaunch.console.console import (
     Part,
     RunStatus,
     fitted,

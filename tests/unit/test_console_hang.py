@@ -9,8 +9,7 @@ from textwrap import dedent
 import pytest
 from msgspec.structs import replace
 
-from lllaunch.console.hang import fired_text, frame_text, located_text
-from lllaunch.console.report import failure_text, report_lines
+from lllaunch.console.report import failure_text, fired_text, frame_text, located_text, report_lines
 from lllaunch.events import Exited, Started
 from lllaunch.run.ending import summarize
 from lllaunch.run.excerpts import Excerpt

@@ -17,10 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from lllaunch.console.board import Board
 from lllaunch.console.console import Console
 from lllaunch.console.stream import KEPT, Outlet
-from lllaunch.console.sweep import SweepConsole
+from lllaunch.console.sweep import Board, SweepConsole
 from lllaunch.errors import OutputError
 from lllaunch.sweep.protocol import JobPrinted, Tick
 from lllaunch.workers.terminal import Destination, whole_lines

@@ -11,9 +11,8 @@ import pytest
 from msgspec import structs
 
 import lllaunch.sweep.schedule as v
-from lllaunch.console.board import Board
 from lllaunch.console.summary import Setting, summary_rows
-from lllaunch.console.sweep import SweepConsole
+from lllaunch.console.sweep import Board, SweepConsole
 from lllaunch.spec import ConsolePolicy
 from lllaunch.sweep.history import JobHistory, SweepHistory, SweepResult, summary_of
 from lllaunch.sweep.journal import (

@@ -19,8 +19,7 @@ from support.pages import Seen
 from support.timelines import event, node_records, sample
 
 from benchmarks.generated import HUNG, write_run
-from lllaunch.pages.run_charts import curves_of
-from lllaunch.pages.run_page import run_page
+from lllaunch.pages.run_page import curves_of, run_page
 from lllaunch.results.locate import locate
 from lllaunch.results.store import read_run
 from lllaunch.results.timeline import Series, timeline_of

@@ -41,8 +41,7 @@ from lllaunch.app.sweeping.probes import compared, decides, probe
 from lllaunch.app.sweeping.sweeper import command
 from lllaunch.config.read import cluster_key, register_resolvers
 from lllaunch.config.sweep import SweepSettings, sweep_settings
-from lllaunch.console.board import Board
-from lllaunch.console.sweep import SweepConsole
+from lllaunch.console.sweep import Board, SweepConsole
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, OutputError, for_signal
 from lllaunch.hydra_compat import BASIC_SWEEPER
 from lllaunch.results.index import remember

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import lllaunch.sweep.schedule as v
 from lllaunch.app.batch import begin, end_of, enter_code, perform, redirect, spec_of
 from lllaunch.config.plan import complete, read_plan
-from lllaunch.console.board import Board
-from lllaunch.console.sweep import SweepConsole
+from lllaunch.console.sweep import Board, SweepConsole
 from lllaunch.errors import ExitCode, LaunchError, for_signal
 from lllaunch.results.store import read_overrides
 from lllaunch.run.directory import PLAN
