@@ -141,7 +141,7 @@ def _missing(error: MissingConfigException, name: str, reason: str) -> str:
 def tell_ci(directory: str) -> None:
     """Annotates and summarises the step of GitHub Actions that this process runs in, if any."""
     if os.environ.get("GITHUB_ACTIONS") == "true":
-        from lllaunch.results.github import announce  # noqa: PLC0415 - in CI only
+        from lllaunch.results.report import announce  # noqa: PLC0415 - in CI only
 
         announce(directory)
 
@@ -155,7 +155,7 @@ def _say(error: LaunchError | str) -> None:
     console.refused(str(error))
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return
-    from lllaunch.results.github import announce_error  # noqa: PLC0415 - in CI only
+    from lllaunch.results.report import announce_error  # noqa: PLC0415 - in CI only
 
     found: tuple[Diagnostic, ...] = getattr(error, "problems", ())
     placed = [problem for problem in found if problem.file and "://" not in problem.file]

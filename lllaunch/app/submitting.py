@@ -22,8 +22,7 @@ from lllaunch.errors import ConfigError, Diagnostic, ExitCode
 from lllaunch.files import write_atomic
 from lllaunch.results.index import remember
 from lllaunch.results.locate import entry_now, locate
-from lllaunch.results.queue import BatchQueue, queue_text
-from lllaunch.results.store import read_run
+from lllaunch.results.store import BatchQueue, queue_text, read_run
 from lllaunch.run.directory import PLAN, forget_result
 from lllaunch.run.result import RunResult
 from lllaunch.run.snapshot import Snapshot, free_place, hold, remove, take

@@ -11,8 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from lllaunch.errors import Code, Diagnostic
-from lllaunch.results.github import annotate, fenced
-from lllaunch.results.report import Case, CodeLine, Report, render_junit
+from lllaunch.results.report import Case, CodeLine, Report, annotate, fenced, render_junit
 from lllaunch.results.view import Log
 from lllaunch.text import tidy
 from lllaunch.words import counted

@@ -25,7 +25,7 @@ from lllaunch.workers.terminal import cells
 
 if TYPE_CHECKING:
     from lllaunch.results.history import AttemptTimeline, Lane, Mark, TimeSpan
-    from lllaunch.results.timeline import RunTimeline, Series
+    from lllaunch.results.view import RunTimeline, Series
     from lllaunch.run.result import Excerpt, Reached
     from lllaunch.watchdog.progress import Progress
 

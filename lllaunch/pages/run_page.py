@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from lllaunch.results.history import AttemptTimeline, Lane, Mark, TimeSpan
-    from lllaunch.results.timeline import RunTimeline, Series
-    from lllaunch.results.view import RunView
+    from lllaunch.results.view import RunTimeline, RunView, Series
 
 
 def marks_of(timeline: RunTimeline) -> Iterator[Mark]:

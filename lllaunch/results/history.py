@@ -124,7 +124,7 @@ class Lane:
     exitcode: int | None = None
     ending_ns: int | None = None
     not_started: str = ""
-    # what follows is told by `lllaunch.results.timeline`
+    # what follows is told by `lllaunch.results.view`
     rank: int = 0
     node: str = ""
     attempt: int = 0

@@ -25,8 +25,8 @@ from lllaunch.results.history import (
     RunHistory,
 )
 from lllaunch.results.locate import NoSuchRun, entry_of
-from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
+    BatchQueue,
     FoundDirectory,
     ListEntry,
     changed_ns,

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, ClassVar
 from lllaunch.errors import LaunchError
 from lllaunch.files import relative_path
 from lllaunch.results.index import DEFAULT_ROOTS, used_from
-from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
     MULTIRUN,
     OF_A_RUN,
     OF_A_SWEEP,
+    BatchQueue,
     FoundDirectory,
     ListEntry,
     changed_ns,

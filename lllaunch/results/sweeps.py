@@ -21,8 +21,8 @@ from msgspec import structs
 
 from lllaunch.errors import ExitCode, LaunchError, OutputError
 from lllaunch.locks import is_held
-from lllaunch.results.queue import BatchQueue
 from lllaunch.results.store import (
+    BatchQueue,
     FoundDirectory,
     ListEntry,
     Signature,

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lllaunch.documents import isoformat
 from lllaunch.results.history import AttemptTimeline, Lane, Mark
 from lllaunch.results.sweeps import SweepTimeline, SweepView, place, tracks_of
-from lllaunch.results.timeline import RunTimeline
-from lllaunch.results.view import view_run
+from lllaunch.results.view import RunTimeline, view_run
 from lllaunch.secret_names import redactor_of
 from lllaunch.text import printable
 

@@ -9,30 +9,44 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from msgspec import structs
+from msgspec.structs import replace as replace_struct
 
+from lllaunch.console.report import fate_text
 from lllaunch.errors import ConfigError
-from lllaunch.files import read_text, within
-from lllaunch.results.queue import BatchQueue
-from lllaunch.results.store import ListEntry, read_run
-from lllaunch.results.timeline import RunTimeline, read_timeline
-from lllaunch.run.directory import PLAN, RESULT
+from lllaunch.files import read_bytes, read_text, within
+from lllaunch.results.history import (
+    MOST_WORKERS,
+    AttemptTimeline,
+    Lane,
+    Mark,
+    NodeHistory,
+    RunHistory,
+    SeenHang,
+    TimeSpan,
+)
+from lllaunch.results.store import BatchQueue, ListEntry, read_run
+from lllaunch.run.directory import PLAN, RESULT, SAMPLES
+from lllaunch.run.events import RunSample, decode_sample, finite
 from lllaunch.run.excerpts import LINES, tail
 from lllaunch.run.result import Failed, Victim, WorkerResult
 from lllaunch.secret_names import redactor_of
-from lllaunch.text import tidy
+from lllaunch.text import printable, tidy
 from lllaunch.watchdog.frames import TREE
+from lllaunch.words import exit_text, ranks
 
 if TYPE_CHECKING:
-    from lllaunch.results.store import FoundDirectory
+    from lllaunch.results.store import FoundDirectory, ListEntry
     from lllaunch.run.result import (
         AttemptResult,
         Excerpt,
+        Hang,
         NodeResult,
         RootCause,
         RunResult,
@@ -258,3 +272,334 @@ def numbered(directory: str, prefix: str) -> Iterator[tuple[int, str]]:
         number = name.removeprefix(prefix)
         if name.startswith(prefix) and number.isdecimal() and number.isascii() and len(number) < 7:
             yield int(number), os.path.join(directory, name)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Something that was measured every few seconds."""
+
+    # ``cpu`` (cores), ``rss`` and ``output`` (bytes), ``read`` and ``written`` (bytes per second),
+    # ``step``, ``gpu_use`` (share), ``gpu_memory`` (bytes) or ``gpu_power`` (watts); or of a
+    # metric, what the worker calls it
+    name: str
+    of: str  # ``rank 3``, or ``GPU 0``; of several nodes, with the node's name before that of a GPU
+    attempt: int
+    # when (nanoseconds since the epoch) and how much, in order; all finite
+    points: tuple[tuple[int, float], ...]
+    metric: bool = False
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class RunTimeline:
+    """A run in time; where its directory has seen several, the last one."""
+
+    start_ns: int
+    # when it was over; of one that goes on, now; of one that was lost, the last moment that is
+    # known of
+    end_ns: int
+    over: bool
+    attempts: tuple[AttemptTimeline, ...] = ()
+    series: tuple[Series, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+
+# Reading
+
+_MOST_SAMPLES = 4 << 20  # they are kept within 2 MiB
+
+
+def read_timeline(
+    found: FoundDirectory,
+    entry: ListEntry,
+    outcome: RunResult | None,
+    hide: Callable[[str], str] = str,
+) -> RunTimeline:
+    """Read what happened when in a run; never raises for what its files hold.
+
+    The entry and the outcome are without secrets.
+    """
+    parts = () if outcome is None else outcome.nodes
+    nodes = {
+        os.path.basename(node.directory): (node.name, node.clock_offset or 0.0) for node in parts
+    }
+    history = RunHistory(found.path, hide).look(found.names, nodes)
+    records = []
+    for part, node in history.current:
+        samples = _samples(os.path.join(found.path, part, SAMPLES), hide)
+        if node.began_ns:
+            began = (node.began_ns + node.ahead_ns) / 1e9
+            samples = [sample for sample in samples if sample.time >= began]
+        records.append((node, samples))
+    return timeline_of(records, outcome, time.time_ns() if entry.state == "running" else None)
+
+
+def _samples(path: str, hide: Callable[[str], str]) -> list[RunSample]:
+    try:
+        lines = read_bytes(path, _MOST_SAMPLES).split(b"\n")
+    except (OSError, ValueError):
+        return []
+    found = [sample for line in lines if line and (sample := decode_sample(line)) is not None]
+    return found if hide is str else [_hidden(sample, hide) for sample in found]
+
+
+def _hidden(sample: RunSample, hide: Callable[[str], str]) -> RunSample:
+    """Return a sample without secrets in the names that workers made up."""
+    ranks_ = {
+        rank: replace_struct(each, metrics={hide(name): of for name, of in each.metrics.items()})
+        for rank, each in sample.ranks.items()
+    }
+    gpus = {hide(name): each for name, each in sample.gpus.items()}
+    return replace_struct(sample, ranks=ranks_, gpus=gpus)
+
+
+def _line(text: str) -> str:
+    return printable(text, 300)
+
+
+# What became of it
+
+
+NodeRecords: TypeAlias = tuple[NodeHistory, Sequence[RunSample]]
+"""What one node has written: its events, and its samples."""
+
+
+def timeline_of(
+    records: Sequence[NodeRecords], outcome: RunResult | None, now_ns: int | None = None
+) -> RunTimeline:
+    """Return what happened when in a run. Pure.
+
+    ``now_ns``: the time, nanoseconds since the epoch, of a run that goes on; else None.
+    """
+    live = now_ns is not None and outcome is None
+    series = tuple(_series(records))
+    end = max(
+        (now_ns if live else 0) or 0,
+        0 if outcome is None else outcome.ended_ns,
+        *(node.last_ns for node, _ in records),
+        *(each.points[-1][0] for each in series),
+    )
+    nodes = tuple(node.name for node, _ in records) if len(records) > 1 else ()
+    if outcome is not None and len(outcome.nodes) > 1:
+        nodes = (*nodes, *(node.name for node in outcome.nodes if node.name not in nodes))
+    attempts = [
+        replace(attempt, node=node.name if nodes else "")
+        for node, _ in records
+        for attempt in node.in_time(end, live=live)
+    ]
+    if outcome is not None:
+        attempts = [*_with_result(attempts, outcome, nodes)]
+    attempts = [_attempt(attempt, end, outcome) for attempt in attempts]
+    attempts.sort(key=lambda each: (each.number, nodes.index(each.node) if each.node else 0))
+    starts = [node.first_ns for node, _ in records]
+    starts += [0 if outcome is None else outcome.started_ns, *(each.start_ns for each in attempts)]
+    start = min((each for each in starts if each), default=end)
+    return RunTimeline(start, max(start, end), not live, tuple(attempts), series, nodes)
+
+
+def _with_result(
+    seen: Sequence[AttemptTimeline], outcome: RunResult, nodes: tuple[str, ...]
+) -> Iterator[AttemptTimeline]:
+    """Yield attempts with the workers and the hang that result.json knows and no events told."""
+    # ranks count through the nodes in their order
+    names: list[str] = []
+    for node in sorted(outcome.nodes if nodes else (), key=lambda node: node.group_rank):
+        names += [node.name] * (min(node.nproc, MOST_WORKERS) if node.group_rank >= 0 else 0)
+    skews = {node.name: round((node.clock_offset or 0.0) * 1e9) for node in outcome.nodes}
+    first = nodes[0] if nodes else ""
+    for told in outcome.attempts:
+        here = {
+            each.node: replace(each, workers={**each.workers})
+            for each in seen
+            if each.number == told.number
+        }
+        known = {each.base_rank + rank for each in here.values() for rank in each.workers}
+        start, end = told.started_ns, max(told.started_ns, told.ended_ns)
+        if not here and not told.workers:
+            here[first] = AttemptTimeline(told.number, start, end, node=first, spawn_ns=start)
+        for worker in told.workers:
+            if worker.rank in known:
+                continue
+            name = names[worker.rank] if 0 <= worker.rank < len(names) else first
+            if name not in here:
+                base = worker.rank - worker.local_rank
+                here[name] = AttemptTimeline(
+                    told.number, start, end, node=name, base_rank=base, spawn_ns=start
+                )
+            ahead_ns, began, ended = skews.get(name, 0), worker.started_ns, worker.ended_ns
+            local_rank = worker.rank - here[name].base_rank
+            added = Lane(
+                worker.local_rank,
+                started_ns=None if began is None else began - ahead_ns,
+                ended_ns=end if ended is None else ended - ahead_ns,
+                exitcode=worker.exitcode,
+            )
+            here[name].workers[local_rank] = added
+        root = outcome.root_cause
+        hang = root.hang if root is not None and root.attempt == told.number else None
+        for each in here.values():
+            hangs = (*each.hangs, *_hangs(hang, each.base_rank))
+            yield replace(each, hangs=hangs, state=told.state)
+    told_of = {each.number for each in outcome.attempts}
+    yield from (each for each in seen if each.number not in told_of)
+
+
+def _hangs(hang: Hang | None, base_rank: int) -> Iterator[SeenHang]:
+    """Yield what the watchdog found on all nodes; it knows who only waited."""
+    if hang is None or hang.since_ns is None:
+        return
+    finding = str(hang.finding)
+    texts = dict.fromkeys(hang.named, finding)
+    texts |= {rank: f"only waited for {ranks(hang.hung)}" for rank in hang.waiting if hang.hung}
+    texts |= dict.fromkeys(hang.hung, f"hung: {finding}")
+    since = hang.since_ns
+    if not texts:
+        yield SeenHang(since, since, (), _line(finding), True)
+    for rank, text in texts.items():
+        yield SeenHang(since, since, (rank - base_rank,), _line(text), True)
+
+
+def _attempt(attempt: AttemptTimeline, end_ns: int, outcome: RunResult | None) -> AttemptTimeline:
+    """Return an attempt with its workers in time."""
+    end = end_ns if attempt.end_ns is None else attempt.end_ns
+    results = () if outcome is None else outcome.attempts
+    told = next((each for each in results if each.number == attempt.number), None)
+    root = None if told is None else told.root_cause
+    if outcome is not None and outcome.root_cause and outcome.root_cause.attempt == attempt.number:
+        root = outcome.root_cause
+    marks = [mark for mark in attempt.marks if mark.rank is None]
+    if root is not None and not root.ranks and root.node in {"", attempt.node or root.node}:
+        marks.append(Mark("root_cause", root.time_ns or end, _line(str(root.cause))))
+    return replace(
+        attempt,
+        workers={lane.rank: lane for lane in _lanes(attempt, end, told, root)},
+        spans=_apart(sorted(attempt.spans, key=lambda span: (span.start_ns, -span.end_ns))),
+        marks=_in_order(marks),
+    )
+
+
+def _in_order(marks: Iterable[Mark]) -> list[Mark]:
+    return sorted(marks, key=lambda mark: mark.time_ns)
+
+
+def _lanes(
+    attempt: AttemptTimeline, end_ns: int, told: AttemptResult | None, root: RootCause | None
+) -> Iterator[Lane]:
+    failed = [each for each in attempt.lanes if each.exitcode and each.ending_ns is None]
+    first = min(failed, key=lambda each: each.ended_ns or 0, default=None)
+    results = {} if told is None else {worker.rank: worker for worker in told.workers}
+    for local_rank, worker in sorted(attempt.workers.items()):
+        rank = attempt.base_rank + local_rank
+        lane = replace(worker, rank=rank, node=attempt.node, attempt=attempt.number)
+        lane.fate, lane.text = _fate_so_far(worker, first, live=attempt.end_ns is None)
+        lane.spans = _spans_of(worker, attempt, end_ns)
+        marks = [mark for mark in attempt.marks if mark.rank == rank]
+        result = results.get(rank)
+        if result is not None:
+            # which knows for sure who failed first
+            marks = [mark for mark in marks if mark.kind != "root_cause"]
+            after = told is not None and told.root_cause is not None
+            lane.fate, lane.text = result.fate, _line(fate_text(result, after_root=after))
+            lane.local_rank, lane.exitcode = result.local_rank, result.exitcode
+        if root is not None and rank in root.ranks:
+            at = root.time_ns or lane.spans[-1].end_ns
+            marks.append(Mark("root_cause", at, _line(str(root.cause)), rank))
+        lane.marks = tuple(_in_order(marks))
+        yield lane
+
+
+def _fate_so_far(worker: Lane, first: Lane | None, *, live: bool) -> tuple[str, str]:
+    """Return what became of a worker as far as events tell, and how that is said."""
+    if worker.not_started:
+        return "failed", f"could not be started: {worker.not_started}"
+    if worker.ended_ns is None and live:
+        return "running", "is being started" if worker.started_ns is None else "running"
+    if worker.ended_ns is None and worker.started_ns is None:
+        return "not_started", "not started"
+    text = exit_text(worker.exitcode)
+    if worker.exitcode is None:
+        return "lost", text
+    if worker.ending_ns is not None:
+        return "ended", f"ended by the launcher: {text}"
+    return ("succeeded" if not worker.exitcode else "failed" if worker is first else "victim"), text
+
+
+def _spans_of(worker: Lane, attempt: AttemptTimeline, end_ns: int) -> tuple[TimeSpan, ...]:
+    started, ended = worker.started_ns, worker.ended_ns
+    over = end_ns if ended is None else ended
+    if started is None:
+        begun = attempt.spawn_ns
+        return (TimeSpan("spawn", begun, max(begun, over), worker.not_started),)
+    end = max(started, over)
+    spans = [
+        TimeSpan("spawn", min(attempt.spawn_ns, started), started),
+        TimeSpan("run", started, end),
+    ]
+    grace = []
+    if worker.ending_ns is not None and worker.ending_ns < end:
+        grace = [TimeSpan("grace", max(started, worker.ending_ns), end)]
+    until = grace[0].start_ns if grace else end
+    hangs = []
+    for hang in attempt.hangs:
+        if not hang.ranks or worker.local_rank in hang.ranks:
+            begun = min(max(started, hang.start_ns), until)
+            # what is only reported was seen until then
+            last = until if hang.ends else min(max(started, hang.end_ns), until)
+            if begun < last:
+                hangs.append(TimeSpan("hang", begun, last, hang.text))
+    return (*spans, *_apart(sorted(hangs, key=lambda span: (span.start_ns, span.end_ns))), *grace)
+
+
+def _apart(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
+    """Return spans of which those of one kind that overlap are one, with the last one's text."""
+    found: list[TimeSpan] = []
+    last: dict[str, int] = {}
+    for span in spans:
+        place = last.get(span.kind)
+        if place is not None and span.start_ns < found[place].end_ns:
+            before = found[place]
+            end = max(before.end_ns, span.end_ns)
+            found[place] = replace(before, end_ns=end, text=span.text or before.text)
+        else:
+            last[span.kind] = len(found)
+            found.append(span)
+    return found
+
+
+# Curves
+
+_OF_RANK = ("cpu", "rss", "read", "written", "output", "step")
+_OF_GPU = ("use", "memory", "power")
+_LONGEST_NAME = 60
+
+
+def _series(records: Sequence[NodeRecords]) -> Iterator[Series]:
+    """Yield what the samples of all nodes tell, in order."""
+    points: dict[tuple[int, bool, int, str, bool, str, int], list[tuple[int, float]]] = {}
+    for place, (node, samples) in enumerate(records):
+        for sample in samples:
+            at = round(sample.time * 1e9) - node.ahead_ns
+            for what, told in _values(sample) if sample.time > 0 else ():
+                if (value := finite(told)) is not None:
+                    points.setdefault((sample.attempt, *what, place), []).append((at, value))
+    for key, found in sorted(points.items(), key=lambda item: item[0]):
+        number, of_gpu, rank, gpu, metric, name, place = key
+        where = records[place][0].name if len(records) > 1 else ""
+        of = _line(f"GPU {where}/{gpu}" if where else f"GPU {gpu}") if of_gpu else f"rank {rank}"
+        shown = f"gpu_{name}" if of_gpu else printable(name, _LONGEST_NAME)
+        # clocks may be set meanwhile
+        yield Series(shown, of, number, tuple(sorted(found)), metric, where)
+
+
+def _values(
+    sample: RunSample,
+) -> Iterator[tuple[tuple[bool, int, str, bool, str], float | None]]:
+    """Yield the numbers of a sample, each with what it is of: such that they sort."""
+    for rank, worker in sample.by_rank.items():
+        for name in _OF_RANK:
+            yield (False, rank, "", False, name), getattr(worker, name)
+        for name, metric in worker.metrics.items():
+            yield (False, rank, "", True, name), metric
+    for gpu, use in sample.gpus.items():
+        for name in _OF_GPU:
+            yield (True, 0, gpu, False, name), getattr(use, name)

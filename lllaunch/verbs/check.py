@@ -64,7 +64,7 @@ def tell(outcome: Outcome, form: str, output: str | None, *, strict: bool) -> No
         OSError: standard output cannot be written.
     """
     from lllaunch.checking import findings  # noqa: PLC0415 - as above
-    from lllaunch.results.github import tell_step  # noqa: PLC0415 - as above
+    from lllaunch.results.report import tell_step  # noqa: PLC0415 - as above
 
     make_way(output)
     if form == "github":

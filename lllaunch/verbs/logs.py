@@ -15,8 +15,7 @@ from lllaunch.files import within
 from lllaunch.locks import is_held
 from lllaunch.results.history import RunHistory
 from lllaunch.results.locate import NoSuchRun, entry_now, locate
-from lllaunch.results.queue import BatchQueue
-from lllaunch.results.store import lock_of, read_run
+from lllaunch.results.store import BatchQueue, lock_of, read_run
 from lllaunch.results.view import numbered
 from lllaunch.run.directory import SUBMISSION
 from lllaunch.run.submission import LOG

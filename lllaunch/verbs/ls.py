@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 from lllaunch.console.table import Column, Row, rows_of
 from lllaunch.results.index import DEFAULT_ROOTS
 from lllaunch.results.locate import NoSuchRun, jobs_of, list_entries, newest, roots_of
-from lllaunch.results.queue import BatchQueue
-from lllaunch.results.store import ListEntry, plain
+from lllaunch.results.store import BatchQueue, ListEntry, plain
 from lllaunch.text import plain as one_line
 from lllaunch.verbs.printing import (
     Parser,

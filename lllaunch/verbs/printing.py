@@ -161,7 +161,7 @@ def hand_over(text: str, output: str | None) -> None:
     Raises:
         OutputError: the file cannot be written.
     """
-    from lllaunch.results.github import emit, encoded  # noqa: PLC0415 - of few verbs
+    from lllaunch.results.report import emit, encoded  # noqa: PLC0415 - of few verbs
 
     if output is None:
         emit(text)

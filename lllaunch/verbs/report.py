@@ -10,9 +10,15 @@ from typing import TYPE_CHECKING
 
 from lllaunch.console.table import is_terminal
 from lllaunch.errors import PackageMissing
-from lllaunch.results.github import source_roots, tell_github
 from lllaunch.results.locate import LATEST, locate
-from lllaunch.results.report import load, render_json, render_junit, render_text
+from lllaunch.results.report import (
+    load,
+    render_json,
+    render_junit,
+    render_text,
+    source_roots,
+    tell_github,
+)
 from lllaunch.results.sweeps import view_sweep
 from lllaunch.results.view import view_run
 from lllaunch.verbs.printing import Parser, hand_over, make_way, perform, print_lines

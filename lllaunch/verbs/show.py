@@ -29,9 +29,8 @@ from lllaunch.documents import Plain
 from lllaunch.locks import holder
 from lllaunch.results.live import LiveReader
 from lllaunch.results.locate import locate
-from lllaunch.results.queue import NO_ANSWER, BatchQueue
 from lllaunch.results.report import common_overrides
-from lllaunch.results.store import ListEntry, lock_of, plain, sample_of
+from lllaunch.results.store import NO_ANSWER, BatchQueue, ListEntry, lock_of, plain, sample_of
 from lllaunch.results.sweeps import SweepView, view_sweep
 from lllaunch.results.view import RunView, blamed, node_state, view_run
 from lllaunch.run.build import Host
@@ -56,7 +55,7 @@ from lllaunch.workers.terminal import cells
 
 if TYPE_CHECKING:
     from lllaunch.results.live import LiveView
-    from lllaunch.results.queue import BatchFacts
+    from lllaunch.results.store import BatchFacts
     from lllaunch.run.result import AttemptResult, RunResult
     from lllaunch.sweep.history import JobHistory
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from lllaunch.linux.process import send_signal, wait_readable
 from lllaunch.locks import holder, is_held, open_launcher
 from lllaunch.results.locate import NoSuchRun, entry_now, jobs_of, locate
-from lllaunch.results.queue import NO_ANSWER, BatchQueue, cancelled
-from lllaunch.results.store import lock_of
+from lllaunch.results.store import NO_ANSWER, BatchQueue, cancelled, lock_of
 from lllaunch.run.submission import BatchEnded, account_of, append, read_history
 from lllaunch.sweep.journal import ARRAYS
 from lllaunch.verbs.printing import Parser, perform, print_lines

@@ -13,8 +13,7 @@ from lllaunch.errors import ExitCode, OutputError
 from lllaunch.files import open_file
 from lllaunch.locks import is_held
 from lllaunch.results.locate import entry_now, jobs_of, locate
-from lllaunch.results.queue import BatchQueue
-from lllaunch.results.store import ListEntry, lock_of
+from lllaunch.results.store import BatchQueue, ListEntry, lock_of
 from lllaunch.run.submission import BatchEnded, account_of
 from lllaunch.text import duration
 from lllaunch.verbs.printing import Parser, complain, perform, print_lines

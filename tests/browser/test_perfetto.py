@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.timelines import START, event, node_records, sample
 
-from lllaunch.results.timeline import timeline_of
 from lllaunch.results.trace import TraceEvent, rendered, run_events
+from lllaunch.results.view import timeline_of
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

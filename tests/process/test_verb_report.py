@@ -17,8 +17,7 @@ from support.traces import ruled
 
 from lllaunch.results.locate import locate
 from lllaunch.results.report import load
-from lllaunch.results.timeline import RunTimeline
-from lllaunch.results.view import view_run
+from lllaunch.results.view import RunTimeline, view_run
 from lllaunch.verbs.report import main
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schemas"

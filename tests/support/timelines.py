@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from lllaunch.results.history import _HANDLED, NodeHistory, decode
-from lllaunch.results.timeline import NodeRecords
+from lllaunch.results.view import NodeRecords
 from lllaunch.run.events import decode_sample
 
 START = 1_700_000_000_000_000_000

@@ -12,7 +12,7 @@ from support.timelines import EVENTS, START, json_lines, node_records, sample
 from lllaunch.console.lanes import DRAWN, log_rows, peak_rows, progress_of_ranks, timeline_rows
 from lllaunch.console.table import Row
 from lllaunch.results.history import AttemptTimeline, Lane
-from lllaunch.results.timeline import Mark, RunTimeline, TimeSpan, timeline_of
+from lllaunch.results.view import Mark, RunTimeline, TimeSpan, timeline_of
 from lllaunch.run.excerpts import Excerpt
 from lllaunch.watchdog.progress import Progress
 from lllaunch.workers.terminal import cells

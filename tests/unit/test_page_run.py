@@ -22,8 +22,7 @@ from benchmarks.generated import HUNG, write_run
 from lllaunch.pages.run_page import curves_of, run_page
 from lllaunch.results.locate import locate
 from lllaunch.results.store import read_run
-from lllaunch.results.timeline import Series, timeline_of
-from lllaunch.results.view import RunView, telling
+from lllaunch.results.view import RunView, Series, telling, timeline_of
 from lllaunch.run.result import (
     AttemptResult,
     Failed,

@@ -13,12 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lllaunch.results import view
-from lllaunch.results.github import SUMMARY_BYTES, annotation, commands, summary
 from lllaunch.results.report import (
+    SUMMARY_BYTES,
     Case,
     CodeLine,
     Report,
+    annotation,
+    commands,
     render_junit,
+    summary,
 )
 from lllaunch.results.view import Log, without_ours
 from lllaunch.run.excerpts import folded

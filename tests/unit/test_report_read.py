@@ -21,15 +21,18 @@ from lllaunch.console.report import report_lines
 from lllaunch.console.summary import Setting, summary_rows
 from lllaunch.errors import ConfigError
 from lllaunch.pages.run_page import run_page
-from lllaunch.results.github import announce, announce_error, commands, summary
 from lllaunch.results.locate import NoSuchRun, locate
 from lllaunch.results.report import (
     LOG_LINES,
     Report,
+    announce,
+    announce_error,
+    commands,
     render_json,
     render_junit,
     render_text,
     run_case,
+    summary,
 )
 from lllaunch.results.report import load as load_found
 from lllaunch.results.sweeps import view_sweep

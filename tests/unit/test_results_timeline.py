@@ -15,8 +15,7 @@ from support.timelines import EVENTS, START, event, json_lines, node_records, sa
 
 from lllaunch.results.history import AttemptTimeline, Lane
 from lllaunch.results.locate import locate
-from lllaunch.results.timeline import RunTimeline, timeline_of
-from lllaunch.results.view import view_run
+from lllaunch.results.view import RunTimeline, timeline_of, view_run
 from lllaunch.run.result import as_result
 
 

@@ -14,8 +14,8 @@ from support.timelines import EVENTS, SAMPLES, START, event, json_lines, node_re
 from support.traces import ruled as ruled_text
 
 from lllaunch.results.sweeps import SweepTimeline, SweepView, sweep_in_time, tracks_of
-from lllaunch.results.timeline import RunTimeline, timeline_of
 from lllaunch.results.trace import TraceEvent, rendered, run_events, sweep_events
+from lllaunch.results.view import RunTimeline, timeline_of
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,

@@ -30,7 +30,7 @@ from lllaunch.cluster import slurm
 from lllaunch.errors import ExitCode, LaunchError, for_signal
 from lllaunch.files import naming
 from lllaunch.linux.process import wait
-from lllaunch.results.queue import cancelled
+from lllaunch.results.store import cancelled
 from lllaunch.run.snapshot import Snapshot, free_place, hold, let_go, remove, take
 from lllaunch.run.submission import (
     SCRIPT,
