@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from msgspec import Raw, structs
 
@@ -39,7 +39,7 @@ MOST_WORKERS = 4096
 """Workers of one node that are looked at: far more than any machine runs."""
 _MOST_ATTEMPTS, _MOST_PARTS = 1000, 1000
 _FIRST_PARTS = 10  # stay when there are more
-_LATEST_NS = 1 << 62
+LATEST_NS = 1 << 62
 _MOST_NODES = 1024
 _MOST_SKEW_NS = 60 * 10**9  # between the clocks of nodes
 _LONGEST = 1e10  # three centuries, seconds
@@ -124,6 +124,7 @@ class Lane:
     exitcode: int | None = None
     ending_ns: int | None = None
     not_started: str = ""
+    hangs: list[TimeSpan] = field(default_factory=list)  # as the watchdog found them
     # what follows is told by `lllaunch.results.view`
     rank: int = 0
     node: str = ""
@@ -143,16 +144,6 @@ class Lane:
         return code > 0 or (code < 0 and self.ending_ns is None)
 
 
-class SeenHang(NamedTuple):
-    """What the watchdog found of local ranks, or of all: none are named."""
-
-    start_ns: int
-    end_ns: int
-    ranks: tuple[int, ...]
-    text: str
-    ends: bool
-
-
 @dataclass
 class AttemptTimeline:
     """An attempt on one node; no worker was started before `spawn_ns`."""
@@ -167,7 +158,7 @@ class AttemptTimeline:
     base_rank: int = 0
     spawn_ns: int = 0
     workers: dict[int, Lane] = field(default_factory=dict)  # by local rank
-    hangs: Sequence[SeenHang] = ()
+    hung: bool = False  # the watchdog ended it for a hang
     # of the group: ``preload``, ``rendezvous``, ``preflight``, and the ``pause`` that follows it
     spans: list[TimeSpan] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
@@ -226,7 +217,7 @@ class NodeHistory:
 
     def take(self, event: EventLine) -> None:
         """See what follows from a line."""
-        if not event.time_ns or not 0 < event.time_ns < _LATEST_NS:
+        if not event.time_ns or not 0 < event.time_ns < LATEST_NS:
             return
         at, handle = event.time_ns - self.ahead_ns, _HANDLED.get(event.type)
         if event.type == "Begin":
@@ -243,7 +234,8 @@ class NodeHistory:
     def in_time(self, end_ns: int, *, live: bool) -> Iterator[AttemptTimeline]:
         """Yield its attempts as they are by a moment; of a run that goes on, or is over."""
         for each in self.attempts.values():
-            found = replace(each, spans=[*each.spans])
+            workers = {at: replace(worker) for at, worker in each.workers.items()}
+            found = replace(each, spans=[*each.spans], workers=workers)
             for kind, (begun, text) in self._open.items() if each is self.current else ():
                 found.span(kind, begun, end_ns, text)
             goes_on = live and each is self.current
@@ -406,7 +398,7 @@ class NodeHistory:
     def _on_nodes_agreed(self, event: EventLine, at: int) -> None:
         finding: Any = cause_in(event.ended.finding)
         attempt = self._attempt_of(event, at)
-        if finding is None or any(hang.ends for hang in attempt.hangs):
+        if finding is None or attempt.hung:
             return
         # its words say which node has noticed it
         attempt.mark("finding", at, self.line(str(finding)))
@@ -422,11 +414,16 @@ class NodeHistory:
         ends: bool,
     ) -> None:
         seconds = lasted(finding)
-        if seconds is not None:
-            begun = max(attempt.start_ns, at - round(seconds * 1e9))
-            text = self.line(str(finding))
-            hang = SeenHang(begun, max(begun, at), members, text, ends)
-            attempt.hangs = [*attempt.hangs, hang][-_MOST_PARTS:]
+        if seconds is None:
+            return
+        attempt.hung = attempt.hung or ends
+        begun = max(attempt.start_ns, at - round(seconds * 1e9))
+        # what is only reported was seen until then
+        until = LATEST_NS if ends else max(begun, at)
+        span = TimeSpan("hang", begun, until, self.line(str(finding)))
+        for worker in attempt.workers.values():
+            if not members or worker.local_rank in members:
+                worker.hangs = [*worker.hangs, span][-_MOST_PARTS:]
 
     def _on_orphans_gone(self, event: EventLine, at: int) -> None:
         attempt = self._attempt_of(event, at)

@@ -16,19 +16,18 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from msgspec import structs
-from msgspec.structs import replace as replace_struct
 
 from lllaunch.console.report import fate_text
 from lllaunch.errors import ConfigError
 from lllaunch.files import read_bytes, read_text, within
 from lllaunch.results.history import (
+    LATEST_NS,
     MOST_WORKERS,
     AttemptTimeline,
     Lane,
     Mark,
     NodeHistory,
     RunHistory,
-    SeenHang,
     TimeSpan,
 )
 from lllaunch.results.store import BatchQueue, ListEntry, read_run
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from lllaunch.run.result import (
         AttemptResult,
         Excerpt,
-        Hang,
         NodeResult,
         RootCause,
         RunResult,
@@ -326,7 +324,7 @@ def read_timeline(
     history = RunHistory(found.path, hide).look(found.names, nodes)
     records = []
     for part, node in history.current:
-        samples = _samples(os.path.join(found.path, part, SAMPLES), hide)
+        samples = _samples(os.path.join(found.path, part, SAMPLES))
         if node.began_ns:
             began = (node.began_ns + node.ahead_ns) / 1e9
             samples = [sample for sample in samples if sample.time >= began]
@@ -334,23 +332,12 @@ def read_timeline(
     return timeline_of(records, outcome, time.time_ns() if entry.state == "running" else None)
 
 
-def _samples(path: str, hide: Callable[[str], str]) -> list[RunSample]:
+def _samples(path: str) -> list[RunSample]:
     try:
         lines = read_bytes(path, _MOST_SAMPLES).split(b"\n")
     except (OSError, ValueError):
         return []
-    found = [sample for line in lines if line and (sample := decode_sample(line)) is not None]
-    return found if hide is str else [_hidden(sample, hide) for sample in found]
-
-
-def _hidden(sample: RunSample, hide: Callable[[str], str]) -> RunSample:
-    """Return a sample without secrets in the names that workers made up."""
-    ranks_ = {
-        rank: replace_struct(each, metrics={hide(name): of for name, of in each.metrics.items()})
-        for rank, each in sample.ranks.items()
-    }
-    gpus = {hide(name): each for name, each in sample.gpus.items()}
-    return replace_struct(sample, ranks=ranks_, gpus=gpus)
+    return [sample for line in lines if line and (sample := decode_sample(line)) is not None]
 
 
 def _line(text: str) -> str:
@@ -382,14 +369,15 @@ def timeline_of(
     nodes = tuple(node.name for node, _ in records) if len(records) > 1 else ()
     if outcome is not None and len(outcome.nodes) > 1:
         nodes = (*nodes, *(node.name for node in outcome.nodes if node.name not in nodes))
-    attempts = [
-        replace(attempt, node=node.name if nodes else "")
-        for node, _ in records
-        for attempt in node.in_time(end, live=live)
-    ]
+    attempts = []
+    for node, _ in records:
+        for attempt in node.in_time(end, live=live):
+            attempt.node = node.name if nodes else ""
+            attempts.append(attempt)
     if outcome is not None:
-        attempts = [*_with_result(attempts, outcome, nodes)]
-    attempts = [_attempt(attempt, end, outcome) for attempt in attempts]
+        _add_result(attempts, outcome, nodes)
+    for attempt in attempts:
+        _complete(attempt, end, outcome)
     attempts.sort(key=lambda each: (each.number, nodes.index(each.node) if each.node else 0))
     starts = [node.first_ns for node, _ in records]
     starts += [0 if outcome is None else outcome.started_ns, *(each.start_ns for each in attempts)]
@@ -397,10 +385,10 @@ def timeline_of(
     return RunTimeline(start, max(start, end), not live, tuple(attempts), series, nodes)
 
 
-def _with_result(
-    seen: Sequence[AttemptTimeline], outcome: RunResult, nodes: tuple[str, ...]
-) -> Iterator[AttemptTimeline]:
-    """Yield attempts with the workers and the hang that result.json knows and no events told."""
+def _add_result(
+    attempts: list[AttemptTimeline], outcome: RunResult, nodes: tuple[str, ...]
+) -> None:
+    """Add the workers and the hang that result.json knows and no events told."""
     # ranks count through the nodes in their order
     names: list[str] = []
     for node in sorted(outcome.nodes if nodes else (), key=lambda node: node.group_rank):
@@ -408,15 +396,12 @@ def _with_result(
     skews = {node.name: round((node.clock_offset or 0.0) * 1e9) for node in outcome.nodes}
     first = nodes[0] if nodes else ""
     for told in outcome.attempts:
-        here = {
-            each.node: replace(each, workers={**each.workers})
-            for each in seen
-            if each.number == told.number
-        }
+        number, start, end = told.number, told.started_ns, max(told.started_ns, told.ended_ns)
+        here = {each.node: each for each in attempts if each.number == number}
         known = {each.base_rank + rank for each in here.values() for rank in each.workers}
-        start, end = told.started_ns, max(told.started_ns, told.ended_ns)
+        added = []
         if not here and not told.workers:
-            here[first] = AttemptTimeline(told.number, start, end, node=first, spawn_ns=start)
+            added.append(AttemptTimeline(number, start, end, node=first, spawn_ns=start))
         for worker in told.workers:
             if worker.rank in known:
                 continue
@@ -424,88 +409,72 @@ def _with_result(
             if name not in here:
                 base = worker.rank - worker.local_rank
                 here[name] = AttemptTimeline(
-                    told.number, start, end, node=name, base_rank=base, spawn_ns=start
+                    number, start, end, node=name, base_rank=base, spawn_ns=start
                 )
+                added.append(here[name])
             ahead_ns, began, ended = skews.get(name, 0), worker.started_ns, worker.ended_ns
-            local_rank = worker.rank - here[name].base_rank
-            added = Lane(
+            here[name].workers[worker.rank - here[name].base_rank] = Lane(
                 worker.local_rank,
                 started_ns=None if began is None else began - ahead_ns,
                 ended_ns=end if ended is None else ended - ahead_ns,
                 exitcode=worker.exitcode,
             )
-            here[name].workers[local_rank] = added
-        root = outcome.root_cause
-        hang = root.hang if root is not None and root.attempt == told.number else None
-        for each in here.values():
-            hangs = (*each.hangs, *_hangs(hang, each.base_rank))
-            yield replace(each, hangs=hangs, state=told.state)
-    told_of = {each.number for each in outcome.attempts}
-    yield from (each for each in seen if each.number not in told_of)
+        attempts += added
+        for each in (*here.values(), *added):
+            each.state = told.state
+    root = outcome.root_cause
+    if root is not None and root.hang is not None and root.hang.since_ns is not None:
+        hang, finding = root.hang, str(root.hang.finding)
+        # the watchdog knows who only waited
+        texts = dict.fromkeys(hang.named, finding)
+        texts |= {rank: f"only waited for {ranks(hang.hung)}" for rank in hang.waiting if hang.hung}
+        texts |= dict.fromkeys(hang.hung, f"hung: {finding}")
+        for each in attempts:
+            for local_rank, lane in each.workers.items() if each.number == root.attempt else ():
+                text = texts.get(each.base_rank + local_rank, "" if texts else finding)
+                if text:
+                    span = TimeSpan("hang", root.hang.since_ns, LATEST_NS, _line(text))
+                    lane.hangs = [*lane.hangs, span]
 
 
-def _hangs(hang: Hang | None, base_rank: int) -> Iterator[SeenHang]:
-    """Yield what the watchdog found on all nodes; it knows who only waited."""
-    if hang is None or hang.since_ns is None:
-        return
-    finding = str(hang.finding)
-    texts = dict.fromkeys(hang.named, finding)
-    texts |= {rank: f"only waited for {ranks(hang.hung)}" for rank in hang.waiting if hang.hung}
-    texts |= dict.fromkeys(hang.hung, f"hung: {finding}")
-    since = hang.since_ns
-    if not texts:
-        yield SeenHang(since, since, (), _line(finding), True)
-    for rank, text in texts.items():
-        yield SeenHang(since, since, (rank - base_rank,), _line(text), True)
-
-
-def _attempt(attempt: AttemptTimeline, end_ns: int, outcome: RunResult | None) -> AttemptTimeline:
-    """Return an attempt with its workers in time."""
-    end = end_ns if attempt.end_ns is None else attempt.end_ns
-    results = () if outcome is None else outcome.attempts
-    told = next((each for each in results if each.number == attempt.number), None)
-    root = None if told is None else told.root_cause
-    if outcome is not None and outcome.root_cause and outcome.root_cause.attempt == attempt.number:
-        root = outcome.root_cause
-    marks = [mark for mark in attempt.marks if mark.rank is None]
-    if root is not None and not root.ranks and root.node in {"", attempt.node or root.node}:
-        marks.append(Mark("root_cause", root.time_ns or end, _line(str(root.cause))))
-    return replace(
-        attempt,
-        workers={lane.rank: lane for lane in _lanes(attempt, end, told, root)},
-        spans=_apart(sorted(attempt.spans, key=lambda span: (span.start_ns, -span.end_ns))),
-        marks=_in_order(marks),
-    )
-
-
-def _in_order(marks: Iterable[Mark]) -> list[Mark]:
-    return sorted(marks, key=lambda mark: mark.time_ns)
-
-
-def _lanes(
-    attempt: AttemptTimeline, end_ns: int, told: AttemptResult | None, root: RootCause | None
-) -> Iterator[Lane]:
+def _complete(attempt: AttemptTimeline, end_ns: int, outcome: RunResult | None) -> None:
+    """Tell of an attempt and its workers what became of them, and lay it out in time."""
+    end, live = end_ns if attempt.end_ns is None else attempt.end_ns, attempt.end_ns is None
+    told = root = None
+    if outcome is not None:
+        told = next((each for each in outcome.attempts if each.number == attempt.number), None)
+        root = None if told is None else told.root_cause
+        if outcome.root_cause and outcome.root_cause.attempt == attempt.number:
+            root = outcome.root_cause
+    after = told is not None and told.root_cause is not None
+    results = {} if told is None else {worker.rank: worker for worker in told.workers}
     failed = [each for each in attempt.lanes if each.exitcode and each.ending_ns is None]
     first = min(failed, key=lambda each: each.ended_ns or 0, default=None)
-    results = {} if told is None else {worker.rank: worker for worker in told.workers}
-    for local_rank, worker in sorted(attempt.workers.items()):
-        rank = attempt.base_rank + local_rank
-        lane = replace(worker, rank=rank, node=attempt.node, attempt=attempt.number)
-        lane.fate, lane.text = _fate_so_far(worker, first, live=attempt.end_ns is None)
-        lane.spans = _spans_of(worker, attempt, end_ns)
+    of_all = [mark for mark in attempt.marks if mark.rank is None]
+    lanes = {}
+    for local_rank, lane in sorted(attempt.workers.items()):
+        rank = lane.rank = attempt.base_rank + local_rank
+        lanes[rank], lane.node, lane.attempt = lane, attempt.node, attempt.number
+        lane.fate, lane.text = _fate_so_far(lane, first, live=live)
+        lane.spans = _spans_of(lane, attempt, end)
         marks = [mark for mark in attempt.marks if mark.rank == rank]
-        result = results.get(rank)
-        if result is not None:
+        if (result := results.get(rank)) is not None:
             # which knows for sure who failed first
             marks = [mark for mark in marks if mark.kind != "root_cause"]
-            after = told is not None and told.root_cause is not None
             lane.fate, lane.text = result.fate, _line(fate_text(result, after_root=after))
             lane.local_rank, lane.exitcode = result.local_rank, result.exitcode
         if root is not None and rank in root.ranks:
             at = root.time_ns or lane.spans[-1].end_ns
             marks.append(Mark("root_cause", at, _line(str(root.cause)), rank))
         lane.marks = tuple(_in_order(marks))
-        yield lane
+    if root is not None and not root.ranks and root.node in {"", attempt.node or root.node}:
+        of_all.append(Mark("root_cause", root.time_ns or end, _line(str(root.cause))))
+    attempt.workers, attempt.marks = lanes, _in_order(of_all)
+    attempt.spans = _apart(sorted(attempt.spans, key=lambda span: (span.start_ns, -span.end_ns)))
+
+
+def _in_order(marks: Iterable[Mark]) -> list[Mark]:
+    return sorted(marks, key=lambda mark: mark.time_ns)
 
 
 def _fate_so_far(worker: Lane, first: Lane | None, *, live: bool) -> tuple[str, str]:
@@ -539,14 +508,12 @@ def _spans_of(worker: Lane, attempt: AttemptTimeline, end_ns: int) -> tuple[Time
     if worker.ending_ns is not None and worker.ending_ns < end:
         grace = [TimeSpan("grace", max(started, worker.ending_ns), end)]
     until = grace[0].start_ns if grace else end
-    hangs = []
-    for hang in attempt.hangs:
-        if not hang.ranks or worker.local_rank in hang.ranks:
-            begun = min(max(started, hang.start_ns), until)
-            # what is only reported was seen until then
-            last = until if hang.ends else min(max(started, hang.end_ns), until)
-            if begun < last:
-                hangs.append(TimeSpan("hang", begun, last, hang.text))
+    hangs = [
+        TimeSpan("hang", begun, last, hang.text)
+        for hang in worker.hangs
+        for begun in [min(max(started, hang.start_ns), until)]
+        if begun < (last := min(max(started, hang.end_ns), until))
+    ]
     return (*spans, *_apart(sorted(hangs, key=lambda span: (span.start_ns, span.end_ns))), *grace)
 
 
@@ -584,9 +551,11 @@ def _series(records: Sequence[NodeRecords]) -> Iterator[Series]:
                     points.setdefault((sample.attempt, *what, place), []).append((at, value))
     for key, found in sorted(points.items(), key=lambda item: item[0]):
         number, of_gpu, rank, gpu, metric, name, place = key
-        where = records[place][0].name if len(records) > 1 else ""
-        of = _line(f"GPU {where}/{gpu}" if where else f"GPU {gpu}") if of_gpu else f"rank {rank}"
-        shown = f"gpu_{name}" if of_gpu else printable(name, _LONGEST_NAME)
+        node = records[place][0]
+        where = node.name if len(records) > 1 else ""
+        of = f"GPU {where}/{gpu}" if where else f"GPU {gpu}"
+        of = node.line(of) if of_gpu else f"rank {rank}"
+        shown = f"gpu_{name}" if of_gpu else printable(node.line(name), _LONGEST_NAME)
         # clocks may be set meanwhile
         yield Series(shown, of, number, tuple(sorted(found)), metric, where)
 
