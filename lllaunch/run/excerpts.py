@@ -1,4 +1,4 @@
-"""What workers left, read for people: tracebacks as Python writes them, and the ends of files.
+"""What workers left, read for people: tracebacks, the ends of files, and what they returned.
 
 Bounded, and never raising: a worker may have written anything, gigabytes, half a character,
 terminal escapes, no JSON at all. What is not understood of a traceback is left as it is.
@@ -6,25 +6,29 @@ terminal escapes, no JSON at all. What is not understood of a traceback is left 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
+from lllaunch.documents import read_json
 from lllaunch.failure import read_error_file
 from lllaunch.files import read_bytes
 from lllaunch.run.observer import WorkerError
-from lllaunch.run.result import CalledExit, Excerpt, RootCause
-from lllaunch.spawner.evidence import CRASH, EXIT_FILE, TRACE_FILE
+from lllaunch.run.result import CalledExit, Excerpt, ReturnValue, RootCause
+from lllaunch.spawner.evidence import CRASH, EXIT_FILE, INLINE_LIMIT, TRACE_FILE
 from lllaunch.text import clean
 from lllaunch.watchdog.evidence import LIBRARY, WRAPPERS, Frame, is_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from lllaunch.run.result import RunResult
     from lllaunch.watchdog.evidence import RankTrace
 
 
@@ -321,3 +325,68 @@ def read_collectives(directory: str, rank: int) -> RankTrace | None:
 def clean_text(text: str) -> str:
     """Returns ``text`` with each of its lines cleaned."""
     return "\n".join(clean_lines(text))
+
+
+RETURN_JSON = "return.json"
+RETURN_PICKLE = "return.pkl"
+RETURN_META = "return.meta.json"
+
+
+def find_return_value(directory: str) -> ReturnValue | None:
+    """Return what the worker of a directory returned or reported, None if it did neither."""
+    path, json_path = (os.path.join(directory, each) for each in (RETURN_PICKLE, RETURN_JSON))
+    text = None
+    # ``NaN`` and ``Infinity``, which Python writes, are no JSON: others would stumble over them
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        data = read_bytes(json_path, INLINE_LIMIT + 1)
+        if len(data) <= INLINE_LIMIT:
+            msgspec.json.decode(data)
+            text = data.decode()
+    with contextlib.suppress(OSError):
+        size = os.stat(path).st_size
+        told = (read_json(os.path.join(directory, RETURN_META)) or {}).get("type")
+        return ReturnValue(path, size, told if isinstance(told, str) else "unknown", text)
+    with contextlib.suppress(OSError):
+        return ReturnValue(json_path, os.stat(json_path).st_size, "json", text)
+    return None
+
+
+def complete(
+    result: RunResult, failure: tuple[str, int] | None, hide: Callable[[str], str]
+) -> RunResult:
+    """Add an error of our own, as message and exit code, or what has to be read from files.
+
+    Of a run that has succeeded no empty file is kept of what its workers wrote.
+    """
+    if failure is not None:
+        return result.with_error(*failure)
+    root = result.root_cause
+    if root is not None and root.frames:
+        from lllaunch.watchdog.frames import Sources  # noqa: PLC0415 - seldom needed
+
+        # the text of their lines, where the files are what ran
+        sources = Sources(result.started_ns / 1e9)
+        frames = (replace(each, code=sources.line(each.file, each.line)) for each in root.frames)
+        root = replace(root, frames=tuple(frames))
+        result = replace(result, root_cause=root)
+    if root is not None and root.stderr and not root.traceback:
+        excerpt = tail(root.stderr, 20 * LINES if root.frames else LINES, hide)
+        if excerpt is not None and root.frames:
+            # without stacks that the report shows anyway
+            lines = without_dump(excerpt.lines)
+            cut = excerpt.cut or len(lines) > LINES
+            excerpt = replace(excerpt, lines=lines[-LINES:], cut=cut)
+        result = replace(result, excerpt=excerpt)
+    if result.state == "succeeded":
+        last = result.attempts[-1]
+        values = {}
+        for worker in last.workers:
+            directory = f"{last.path}/{worker.local_rank}"
+            if (value := find_return_value(directory)) is not None:
+                values[worker.rank] = value
+            for path in (f"{directory}/stdout.log", f"{directory}/stderr.log"):
+                with contextlib.suppress(OSError):
+                    if not os.lstat(path).st_size:
+                        os.unlink(path)
+        result = replace(result, return_values=values)
+    return result

@@ -203,7 +203,8 @@ class Run:
         signals: SignalSource,
     ) -> RunResult:
         """Completes the outcome and writes result.json."""
-        from lllaunch.run.ending import complete, result_of  # noqa: PLC0415 - as above
+        from lllaunch.run.excerpts import complete  # noqa: PLC0415 - as above
+        from lllaunch.run.judge import result_of  # noqa: PLC0415 - as above
 
         outcome = result_of(observer, self.spec, self.plan_hash, self._started_ns, signum)
         outcome = replace(

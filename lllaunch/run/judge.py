@@ -1,4 +1,7 @@
-"""Judges one attempt: how workers failed, which failure came first, what became of each. Pure."""
+"""Judges an attempt: how workers failed, which failure came first, what became of each. Pure.
+
+The result of a run is made from those of its attempts.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec.structs import replace
 
+from lllaunch.clock import now_ns
 from lllaunch.documents import signal_name
+from lllaunch.errors import ExitCode, for_signal
 from lllaunch.events import Exited, StartFailed
 from lllaunch.run.excerpts import blocks, called, users_call
 from lllaunch.run.observer import SentSignal, WorkerRecord
@@ -39,6 +44,8 @@ from lllaunch.run.result import (
     PreloadFailure,
     Raised,
     RootCause,
+    RunResult,
+    RunState,
     SpawnerLost,
     StartFailure,
     Succeeded,
@@ -55,9 +62,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from lllaunch.linux.cgroup import Memory
-    from lllaunch.run.observer import AttemptRecord
+    from lllaunch.run.observer import AttemptRecord, RunObserver
     from lllaunch.run.result import AnyWorker, Cause
-    from lllaunch.supervisor.machine import GroupStacks
+    from lllaunch.spec import LaunchSpec
+    from lllaunch.supervisor.machine import GroupStacks, NoProgress, Reason
     from lllaunch.watchdog.evidence import Blame, Disagreement, RankTrace
     from lllaunch.watchdog.findings import Finding
 
@@ -195,6 +203,79 @@ def judge_attempt(record: AttemptRecord, *, interrupted: bool = False) -> Attemp
         workers=workers,
         root_cause=root,
         leftovers=record.leftovers,
+    )
+
+
+def summarize(
+    attempts: Sequence[AttemptResult],
+    *,
+    signum: int | None = None,
+    reason: Reason | None = None,
+    limit: Finding | None = None,
+    no_progress: NoProgress | None = None,
+    **more: Any,
+) -> RunResult:
+    """Make the result of a run from its attempts; the last one decides.
+
+    ``signum`` ended the run, if not None. The rest is as in `RunObserver`.
+    """
+    last = attempts[-1] if attempts else None
+    root = last.root_cause if last else None
+    hang = None if root is None else root.hang
+    state: RunState = "failed"
+    exit_code: int = ExitCode.WORKERS_FAILED
+    # the kernel may have ended it for want of memory
+    if reason in ("hang", "timeout") or (reason == "oom" and hang is not None):
+        exit_code = ExitCode.WATCHDOG
+    if no_progress is not None:
+        exit_code = ExitCode.NO_PROGRESS
+    if signum is not None:
+        state, exit_code = "signalled", for_signal(signum)
+    elif last is not None and last.state == "succeeded":
+        state, exit_code = "succeeded", ExitCode.SUCCESS
+    ended_for_limit = hang is not None and hang.finding == limit
+    return RunResult(
+        state=state,
+        exit_code=int(exit_code),
+        attempts=tuple(attempts),
+        root_cause=root,
+        signum=signum,
+        limit=limit if reason == "timeout" and not ended_for_limit else None,
+        no_progress=no_progress,
+        **more,
+    )
+
+
+def result_of(
+    observer: RunObserver,
+    spec: LaunchSpec,
+    plan_hash: str,
+    started_ns: int,
+    signum: int | None,
+) -> RunResult:
+    """Return what became of a run that ends now, as far as anything was seen of it.
+
+    ``signum`` is the signal to the launcher that ended it, or None.
+    """
+    records = observer.records()
+    interrupted = signum is not None
+    attempts = [judge_attempt(record) for record in records[:-1]]
+    attempts += [judge_attempt(record, interrupted=interrupted) for record in records[-1:]]
+    return summarize(
+        attempts,
+        directory=spec.directory,
+        # where it comes from the environment, from where
+        run_id=str(spec.sources.get(("run_id",), spec.run_id)),
+        plan_hash=plan_hash,
+        started_ns=started_ns,
+        ended_ns=now_ns(),
+        signum=signum,
+        reason=observer.reason,
+        limit=observer.limit,
+        no_progress=observer.no_progress,
+        importing=spec.imports if interrupted and observer.is_importing else (),
+        look=observer.look,
+        detected=spec.detected,
     )
 
 

@@ -347,7 +347,7 @@ class RunObserver:
                 self._tell_imports()
             case machine.GroupStarted():
                 # What only the end needs is imported while the workers start, on another core.
-                import lllaunch.run.ending  # noqa: F401, PLC0415
+                import lllaunch.run.judge  # noqa: F401, PLC0415
             case Started():
                 worker = attempt.worker(event.local_rank)
                 if worker is not None:

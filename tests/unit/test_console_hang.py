@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from lllaunch.console.report import failure_text, fired_text, frame_text, located_text, report_lines
 from lllaunch.events import Exited, Started
-from lllaunch.run.ending import summarize
 from lllaunch.run.excerpts import Excerpt
-from lllaunch.run.judge import hang_of, judge_attempt, of_all_nodes
+from lllaunch.run.judge import hang_of, judge_attempt, of_all_nodes, summarize
 from lllaunch.run.observer import (
     AttemptRecord,
     SentSignal,

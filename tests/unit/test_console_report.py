@@ -10,9 +10,8 @@ from msgspec.structs import replace
 from lllaunch.console.report import report_lines
 from lllaunch.events import Exited, Orphan, SpawnerGone, Started, StartFailed
 from lllaunch.linux.cgroup import Memory
-from lllaunch.run.ending import summarize
 from lllaunch.run.excerpts import Excerpt
-from lllaunch.run.judge import judge_attempt
+from lllaunch.run.judge import judge_attempt, summarize
 from lllaunch.run.observer import (
     AttemptRecord,
     SentSignal,

@@ -22,10 +22,9 @@ from lllaunch.events import (
     StartFailed,
 )
 from lllaunch.linux.cgroup import UNKNOWN, Memory
-from lllaunch.run.ending import summarize
 from lllaunch.run.events import EventLog
 from lllaunch.run.group import Attempt
-from lllaunch.run.judge import hang_of, judge_attempt, was_out_of_memory
+from lllaunch.run.judge import hang_of, judge_attempt, summarize, was_out_of_memory
 from lllaunch.run.observer import (
     AttemptRecord,
     PreflightRecord,

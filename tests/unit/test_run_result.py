@@ -14,8 +14,14 @@ from lllaunch.clock import RunClock
 from lllaunch.events import Orphan
 from lllaunch.heartbeats import RESULT_FILE, report
 from lllaunch.run.build import Host
-from lllaunch.run.ending import INLINE_LIMIT, complete, find_return_value
-from lllaunch.run.excerpts import clean_lines, read_error, tail
+from lllaunch.run.excerpts import (
+    INLINE_LIMIT,
+    clean_lines,
+    complete,
+    find_return_value,
+    read_error,
+    tail,
+)
 from lllaunch.run.result import (
     AttemptResult,
     ExitedNonZero,
@@ -143,19 +149,15 @@ def test_value_is_never_unpickled_and_a_type_that_is_not_told_is_unknown(tmp_pat
     assert find_return_value(str(tmp_path)).type_name == "unknown"
 
 
-@pytest.mark.parametrize(("is_json", "left"), [(True, 1), (False, 3)])
-def test_of_a_value_that_is_json_one_file_is_kept(tmp_path, is_json, left):
+def test_a_value_beside_what_was_reported_is_found(tmp_path):
     worker = tmp_path / "0"
     worker.mkdir()
     write(worker / "return.pkl", b"12345")
-    # else it was reported beside what was returned
     write(worker / "return.json", "0.5")
-    write(worker / "return.meta.json", json.dumps({"type": "float", "json": is_json}))
+    write(worker / "return.meta.json", json.dumps({"type": "float", "json": False}))
     attempt = AttemptResult(path=str(tmp_path), state="succeeded", workers=(Succeeded(),))
     result = complete(RunResult("succeeded", 0, str(tmp_path), attempts=(attempt,)), None, str)
-    assert len(os.listdir(worker)) == left
-    name = "return.json" if is_json else "return.pkl"
-    assert result.return_values == {0: ReturnValue(str(worker / name), 5, "float", "0.5")}
+    assert result.return_values == {0: ReturnValue(str(worker / "return.pkl"), 5, "float", "0.5")}
 
 
 def test_small_json_value_is_inlined(tmp_path):

@@ -19,7 +19,7 @@ from lllaunch.errors import OutputError
 from lllaunch.linux import proc
 from lllaunch.linux.cgroup import _remove_left_behind
 from lllaunch.linux.process import signal_group
-from lllaunch.run.ending import find_return_value
+from lllaunch.run.excerpts import find_return_value
 from lllaunch.spawner import interpreter
 from lllaunch.spawner.evidence import RETURN_FILE, save_return_value
 from lllaunch.spawner.forks import fork

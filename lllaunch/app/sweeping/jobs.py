@@ -94,7 +94,7 @@ LAUNCHER = "hydra.launcher"
 THREADS = "OMP_NUM_THREADS"
 
 # What every job needs and imports lazily: in the launcher it is imported once, not in each fork.
-FOR_JOBS = ("lllaunch.config.resolve", "lllaunch.run.execute", "lllaunch.run.ending")
+FOR_JOBS = ("lllaunch.config.resolve", "lllaunch.run.execute", "lllaunch.run.judge")
 
 
 @dataclass(eq=False)
