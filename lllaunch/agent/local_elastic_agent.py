@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from string import Template
 from typing import Any
 
@@ -16,14 +17,13 @@ from msgspec.structs import replace
 
 from lllaunch.agent.api import (
     DEFAULT_ROLE,
+    OneNode,
     RunResult,
-    SimpleElasticAgent,
+    Worker,
     WorkerGroup,
     WorkerSpec,
-    workers_of,
 )
 from lllaunch.clock import RunClock
-from lllaunch.cluster.membership import Share
 from lllaunch.events import Started
 from lllaunch.multiprocessing.api import (
     LogsSpecs,
@@ -58,6 +58,8 @@ from lllaunch.watchdog.sampling import TIMEOUT_VARIABLE, kernel_sleep
 
 logger = logging.getLogger(__name__)
 
+_ELASTIC = "torch.distributed.elastic"
+
 __all__ = [
     "TORCHELASTIC_ENABLE_FILE_TIMER",
     "TORCHELASTIC_HEALTH_CHECK_PORT",
@@ -88,7 +90,7 @@ def substitute_local_rank(args: tuple[object, ...], local_rank: int) -> tuple[ob
 def contexts_of(group: WorkerGroup, attempt: int, restart_count: int) -> dict[int, WorkerContext]:
     """Where every worker of a group stands, by local rank."""
     spec, handler = group.spec, group.spec.rdzv_handler
-    hostname = socket.gethostname()
+    run_id, hostname = handler.get_run_id(), socket.gethostname()
     return {
         worker.local_rank: WorkerContext(
             local_rank=worker.local_rank,
@@ -104,16 +106,16 @@ def contexts_of(group: WorkerGroup, attempt: int, restart_count: int) -> dict[in
             master_port=group.master_port or 0,
             restart_count=restart_count,
             max_restarts=spec.max_restarts,
-            run_id=handler.get_run_id() if handler is not None else "",
+            run_id=run_id,
             attempt=attempt,
             hostname=hostname,
-            use_agent_store=handler is not None and bool(handler.use_agent_store),
+            use_agent_store=bool(handler.use_agent_store),
         )
         for worker in group.workers
     }
 
 
-class LocalElasticAgent(SimpleElasticAgent):
+class LocalElasticAgent:
     """Run a worker group as processes of this machine.
 
     Events wake it, not a clock. Only nodes that wait to join are looked for, every
@@ -148,7 +150,14 @@ class LocalElasticAgent(SimpleElasticAgent):
         watchdog: WatchdogPolicy | None = None,
         restart: RestartPolicy | None = None,
     ) -> None:
-        super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
+        # these names are torch's: its own methods are used where it is loaded (`_torchs`)
+        self._worker_group = WorkerGroup(spec)
+        self._remaining_restarts = spec.max_restarts
+        self._store: Any = None
+        self._exit_barrier_timeout = exit_barrier_timeout
+        self._shutdown_timeout = shutdown_timeout
+        self._total_execution_time = 0
+        self._in_exit_barrier = False
         self._logs_specs = logs_specs
         self._start_method = start_method
         self._prefix = log_line_prefix_template
@@ -175,16 +184,55 @@ class LocalElasticAgent(SimpleElasticAgent):
         # While it runs: each holds the other, and only the collector would free what both hold.
         self._supervisor: Supervisor | None = None
 
+    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:  # noqa: ARG002
+        """The group; there is one role. It changes while the agent runs."""
+        return self._worker_group
+
+    # What is torch's own
+
+    def _torchs(self) -> Any:
+        """Torch's agent with the attributes of this one: for events, metrics and other nodes."""
+        base = import_module("torch.distributed.elastic.agent.server.api").SimpleElasticAgent
+        # what is abstract is not called
+        kind = type("LocalElasticAgent", (base,), dict.fromkeys(base.__abstractmethods__))
+        agent = kind.__new__(kind)
+        agent.__dict__ = self.__dict__
+        return agent
+
+    def get_event_failed(self) -> Any:
+        """Torch's event of an agent that failed; for use where its exception is handled."""
+        return self._torchs().get_event_failed()
+
+    def get_event_succeeded(self) -> Any:
+        """Torch's event of an agent that succeeded."""
+        return self._torchs().get_event_succeeded()
+
+    def _record_start(self, worker: Worker) -> None:
+        if _ELASTIC in sys.modules:
+            events = import_module(f"{_ELASTIC}.events")
+            event = self._torchs()._construct_event("START", events.EventSource.WORKER, worker)
+            events.record(event, self._worker_group.spec.event_log_handler)
+
+    def _record_result(self, result: RunResult) -> None:
+        if _ELASTIC in sys.modules:
+            put = import_module(f"{_ELASTIC}.metrics").put_metric
+            name = f"workers.{self._worker_group.spec.role}"
+            put(f"{name}.remaining_restarts", self._remaining_restarts)
+            put(f"{name}.{result.state.name.lower()}", 1)
+            self._torchs()._record_metrics(result)
+            self._torchs()._record_worker_events(result)
+
     # Forming a group
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        if worker_group.spec.rdzv_handler is not None:
+        if not isinstance(worker_group.spec.rdzv_handler, OneNode):
             # It may wait for other nodes inside torch, where only an exception gets through.
             with self._signals.raising():
-                super()._rendezvous(worker_group)
+                self._torchs()._rendezvous(worker_group)
             return
-        size, spec = worker_group.spec.local_world_size, worker_group.spec
-        worker_group.workers = workers_of(Share(0, size, 0, size), size)
+        spec = worker_group.spec
+        size = spec.local_world_size
+        worker_group.workers = [Worker(rank, rank, rank, size, size) for rank in range(size)]
         worker_group.group_rank, worker_group.group_world_size = 0, 1
         worker_group.master_addr = spec.master_addr or LOOPBACK
         if spec.master_port is None:
@@ -201,12 +249,12 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _start(self, action: StartWorkers) -> PContext:
         group = self._worker_group
         self._remaining_restarts = group.spec.max_restarts - action.restart_count
-        start = self._initialize_workers if action.attempt == 0 else self._restart_workers
-        start(group)
-        assert self._pcontext is not None
-        return self._pcontext
+        self._rendezvous(group)
+        context = self._start_workers(group)
+        group.state = WorkerState.HEALTHY
+        return context
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+    def _start_workers(self, worker_group: WorkerGroup) -> PContext:
         machine, spec = self._machine, worker_group.spec
         places = contexts_of(worker_group, machine.attempt, machine.restart_count)
         if self._port is not None and self._port.listener is not None:
@@ -239,8 +287,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._pcontext.start()
         self._pcontext.serve_store(self._port)
         self._start_health_check()
-        # Their ids are known when they have started; nobody waits for that here.
-        return {}
+        return self._pcontext
 
     def _prefixes(self, places: dict[int, WorkerContext]) -> dict[int, str] | None:
         if not self._prefix:
@@ -265,18 +312,39 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     # Running
 
-    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """As `ElasticAgent.run`; signals are handled until all is over.
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - there is one
+        """Run the workers, and start them again when they fail, as often as the spec allows.
+
+        Signals are handled until all is over.
 
         Raises:
+            SignalException: a death signal arrived; the workers have been ended.
             RuntimeError: it has run already.
         """
         if self._machine.finished:
             raise RuntimeError("an agent runs once: make another one")
+        started, signum = time.monotonic(), signal.SIGTERM
         with self._signals:
-            return super().run(role)
+            try:
+                result = self._invoke_run()
+                self._total_execution_time = int(time.monotonic() - started)
+                self._record_result(result)
+            except SignalException as error:
+                logger.warning("%s: ending the workers", error)
+                signum = error.sigval
+                raise
+            except Exception as error:
+                # A rendezvous that is over, for instance because another node completed it.
+                if type(error).__name__ != "RendezvousGracefulExitError":
+                    raise
+                logger.info("the rendezvous ended: %s", error)
+                result = RunResult(WorkerState.SUCCEEDED)
+            finally:
+                self._shutdown(signum, timeout=self._shutdown_timeout)
+                self._total_execution_time = int(time.monotonic() - started)
+        return result
 
-    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - there is one
+    def _invoke_run(self) -> RunResult:
         spec = self._worker_group.spec
         self._supervisor = Supervisor(
             self._machine,
@@ -285,7 +353,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             signals=self._signals,
             watchdog=self._watchdog,
             clock=self._clock,
-            nodes=None if spec.rdzv_handler is None else self,
+            nodes=None if isinstance(spec.rdzv_handler, OneNode) else self,
         )
         end = self._supervisor.run()
         self._worker_group.state = end.state
@@ -295,7 +363,13 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._pcontext is None:
             return RunResult(end.state)
         found = self._watchdog.at_fault() if end.reason in ("hang", "timeout", "oom") else None
-        return self._global_result(self._pcontext, end.state, found)
+        result = self._pcontext.result(found)
+        ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
+        return RunResult(
+            end.state,
+            {ranks[rank]: value for rank, value in result.return_values.items()},
+            {ranks[rank]: failure for rank, failure in result.failures.items()},
+        )
 
     def _seen(self, item: object) -> object:
         # the machine gets to know of a start after this
@@ -306,19 +380,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         if isinstance(item, Started):
             worker = self._worker_group.workers[item.local_rank]
             worker.id = item.pid
-            self._record("START", worker)
+            self._record_start(worker)
         return item
-
-    def _global_result(
-        self, context: PContext, state: WorkerState, at_fault: dict[int, str] | None = None
-    ) -> RunResult:
-        result = context.result(at_fault)
-        ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
-        return RunResult(
-            state,
-            {ranks[rank]: value for rank, value in result.return_values.items()},
-            {ranks[rank]: failure for rank, failure in result.failures.items()},
-        )
 
     # The other nodes, as the supervisor asks for them
 
@@ -346,29 +409,15 @@ class LocalElasticAgent(SimpleElasticAgent):
         if not self._machine.alive or now < self._next_look:
             return []
         first, self._next_look = not self._next_look, now + self._worker_group.spec.monitor_interval
-        return [MembershipChanged()] if not first and self._nodes_are_waiting() else []
+        waiting = not first and self._worker_group.spec.rdzv_handler.num_nodes_waiting() > 0
+        return [MembershipChanged()] if waiting else []
 
     def perform(self, action: Action) -> list[Event]:  # noqa: ARG002 - it is `WaitForOthers`
         """Wait for the agents of other nodes, as long as the exit barrier lasts."""
-        with self._signals.raising():
-            self._exit_barrier()
-        return [BarrierPassed()]
-
-    # Torch's hooks
-
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - torch's hook
-        if self._pcontext is not None:
+        if self._store is not None:
             with self._signals.raising():
-                self._pcontext.close(signal.SIGTERM, self._shutdown_timeout)
-
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:  # noqa: ARG002
-        """Torch's hook: a look at the workers. The agent itself is woken by their ends."""
-        result = self._pcontext.wait(0) if self._pcontext is not None else None
-        if result is None:
-            return RunResult(WorkerState.HEALTHY)
-        state = WorkerState.FAILED if result.is_failed() else WorkerState.SUCCEEDED
-        assert self._pcontext is not None
-        return self._global_result(self._pcontext, state)
+                self._torchs()._exit_barrier()
+        return [BarrierPassed()]
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
         if self._health_check_server is not None:

@@ -22,14 +22,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from lllaunch.timer.api import FileTimerServer, LocalTimerServer, RequestQueue, TimerServer
+    from lllaunch.timer.api import FileTimerServer, LocalTimerServer
 
-__all__ = ["FileTimerServer", "LocalTimerServer", "RequestQueue", "TimerServer"]
+__all__ = ["FileTimerServer", "LocalTimerServer"]
 __all__ += client.__all__
 
 
 def __getattr__(name: str) -> "Any":
-    if name not in __all__:
+    if name not in (*__all__, "RequestQueue", "TimerServer"):  # the last two are torch's
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from lllaunch.timer import api  # noqa: PLC0415 - workers start no server
 

@@ -1,11 +1,10 @@
-"""LocalElasticAgent with real workers, and agents of one's own."""
+"""LocalElasticAgent with real workers."""
 
 from __future__ import annotations
 
 import os
 import signal
 import socket
-import subprocess
 import threading
 import weakref
 from pathlib import Path
@@ -14,14 +13,7 @@ from typing import Any
 import pytest
 from support.launching import WAIT
 
-from lllaunch.agent import (
-    LocalElasticAgent,
-    RunResult,
-    SimpleElasticAgent,
-    WorkerGroup,
-    WorkerSpec,
-    WorkerState,
-)
+from lllaunch.agent import LocalElasticAgent, RunResult, WorkerSpec, WorkerState
 from lllaunch.multiprocessing import DefaultLogsSpecs, SignalException, Std
 from lllaunch.supervisor import machine as v
 from lllaunch.supervisor.environ import HeldPort
@@ -115,51 +107,3 @@ def test_a_port_is_held_against_others_but_not_against_the_store() -> None:
     held.close()
     with socket.socket() as plain:
         plain.bind(("", held.port))
-
-
-class Polled(SimpleElasticAgent):
-    """An agent as one would write it for torch: subprocesses, and hooks that are polled."""
-
-    def __init__(self, spec: WorkerSpec, commands: list[list[str]]) -> None:
-        super().__init__(spec)
-        self.commands = commands
-        self.processes: list[subprocess.Popen[bytes]] = []
-        self.calls: list[str] = []
-
-    def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        worker_group.group_rank, worker_group.group_world_size = 0, 1
-        for worker in worker_group.workers:
-            worker.global_rank = worker.local_rank
-
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self.calls.append("start")
-        command = self.commands.pop(0)
-        self.processes = [subprocess.Popen(command) for _ in worker_group.workers]
-        return {rank: process.pid for rank, process in enumerate(self.processes)}
-
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self.calls.append("stop")
-        for process in self.processes:
-            process.kill()
-            process.wait()
-
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        codes = [process.poll() for process in self.processes]
-        if any(codes):
-            return RunResult(WorkerState.FAILED, failures={})
-        if all(code == 0 for code in codes):
-            return RunResult(WorkerState.SUCCEEDED, return_values={0: None, 1: None})
-        return RunResult(WorkerState.HEALTHY)
-
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
-        self._stop_workers(self._worker_group)
-
-
-def test_an_agent_written_for_torch_works_unchanged() -> None:
-    spec = WorkerSpec("r", 2, entrypoint="x", max_restarts=1, monitor_interval=0.01)
-    agent = Polled(spec, [["false"], ["true"]])
-    result = agent.run()
-    assert result.state is WorkerState.SUCCEEDED
-    assert agent.calls.count("start") == 2
-    assert agent.calls[-1] == "stop"
-    assert Polled(spec, [["false"], ["false"]]).run().state is WorkerState.FAILED

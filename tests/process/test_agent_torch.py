@@ -92,3 +92,65 @@ def test_agents_of_both_kinds_meet(tmp_path: Path, backend: str, kinds: list[str
     assert {"metric workers.r.succeeded 1", "metric workers.r.run_total 1", "health 7"} <= lines
     events = [json.loads(line)["name"] for line in lines if line.startswith("{")]
     assert {f"torchelastic.worker.status.{name}" for name in ("START", "SUCCEEDED")} <= set(events)
+
+
+OWN = """
+import signal, subprocess
+from lllaunch.agent import (
+    ElasticAgent, LocalElasticAgent, RunResult, SimpleElasticAgent, WorkerSpec, WorkerState
+)
+from lllaunch.multiprocessing import DefaultLogsSpecs
+
+
+class Polled(SimpleElasticAgent):
+    # as one would write it for torch: subprocesses, and hooks that are polled
+    def __init__(self, spec, commands):
+        super().__init__(spec)
+        self.commands, self.processes, self.calls = commands, [], []
+
+    def _rendezvous(self, worker_group):
+        worker_group.group_rank, worker_group.group_world_size = 0, 1
+        for worker in worker_group.workers:
+            worker.global_rank = worker.local_rank
+
+    def _start_workers(self, worker_group):
+        self.calls.append("start")
+        command = self.commands.pop(0)
+        self.processes = [subprocess.Popen(command) for _ in worker_group.workers]
+        return {rank: process.pid for rank, process in enumerate(self.processes)}
+
+    def _stop_workers(self, worker_group):
+        self.calls.append("stop")
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def _monitor_workers(self, worker_group):
+        codes = [process.poll() for process in self.processes]
+        if any(codes):
+            return RunResult(WorkerState.FAILED, failures={})
+        if all(code == 0 for code in codes):
+            return RunResult(WorkerState.SUCCEEDED, return_values={0: None, 1: None})
+        return RunResult(WorkerState.HEALTHY)
+
+    def _shutdown(self, death_sig=signal.SIGTERM, timeout=30):
+        self._stop_workers(self._worker_group)
+
+
+spec = WorkerSpec("r", 2, entrypoint="true", max_restarts=1, monitor_interval=0.01)
+agent = Polled(spec, [["false"], ["true"]])
+result = agent.run()
+assert result.state == WorkerState.SUCCEEDED
+assert agent.calls.count("start") == 2
+assert agent.calls[-1] == "stop"
+assert Polled(spec, [["false"], ["false"]]).run().is_failed()
+
+ours = LocalElasticAgent(spec, DefaultLogsSpecs())
+assert isinstance(ours, ElasticAgent)
+assert ours.run().state is WorkerState.SUCCEEDED
+assert ours.get_event_succeeded().metadata["agent_restarts"] == 0
+"""
+
+
+def test_an_agent_written_for_torch_works_unchanged() -> None:
+    subprocess.run([sys.executable, "-c", OWN], check=True, timeout=WAIT)

@@ -217,13 +217,13 @@ class Played(LocalElasticAgent):
         for worker in worker_group.workers:
             worker.global_rank = 10 + worker.local_rank
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+    def _start_workers(self, worker_group: WorkerGroup) -> PContext:
         assert not any(context.alive for context in self.contexts), "started while others live"
         context = PlayedContext(worker_group.spec.local_world_size)
         self._pcontext = context
         self.contexts.append(context)
         context.start()
-        return {}
+        return context
 
 
 def script(agent: Played, *happenings: Callable[[], None] | tuple[SpawnerEvent, ...]) -> None:

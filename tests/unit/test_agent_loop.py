@@ -104,16 +104,6 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(play: Make) -> Non
         signal.signal(signal.SIGHUP, before)
 
 
-def test_metrics_are_the_roles(play: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: list[str] = []
-    monkeypatch.setattr("lllaunch.agent.api.put_metric", lambda name, value: found.append(name))
-    agent = play(1)
-    script(agent, (ended(0),), SWEPT)
-    agent.run()
-    assert found
-    assert all(name.startswith("workers.r.") for name in found)
-
-
 class Chance:
     """Lets things happen in any order and any company, as hypothesis chooses."""
 

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lllaunch.agent import LocalElasticAgent, WorkerSpec
-from lllaunch.agent.api import workers_of
 from lllaunch.agent.local_elastic_agent import substitute_local_rank
 from lllaunch.clock import Deadlines
 from lllaunch.cluster.membership import Share, shares
@@ -154,9 +153,9 @@ def test_an_agent_is_made_without_torch_or_templates() -> None:
 def test_shares_number_all_workers_once(nodes: list[tuple[str, int]]) -> None:
     laid_out = shares(nodes)
     everyone = [
-        (worker.global_rank, role, worker.role_rank)
+        (share.base_rank + local_rank, role, share.base_role_rank + local_rank)
         for (role, size), share in zip(nodes, laid_out, strict=True)
-        for worker in workers_of(share, size)
+        for local_rank in range(size)
     ]
     assert [rank for rank, _, _ in everyone] == list(range(sum(size for _, size in nodes)))
     for role in "ab":
