@@ -15,7 +15,7 @@ __all__ = ["LocalElasticAgent", "RunResult", "Worker", "WorkerGroup", "WorkerSpe
 def __getattr__(name: str) -> Any:
     if name not in ("ElasticAgent", "SimpleElasticAgent"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from torch.distributed.elastic.agent import server  # noqa: PLC0415 - who asks needs torch
+    from torch.distributed.elastic.agent.server import api  # noqa: PLC0415 - who asks needs torch
 
-    server.SimpleElasticAgent.register(LocalElasticAgent)
-    return getattr(server, name)
+    api.SimpleElasticAgent.register(LocalElasticAgent)
+    return getattr(api, name)

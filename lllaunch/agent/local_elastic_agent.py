@@ -194,7 +194,7 @@ class LocalElasticAgent:
         """Torch's agent with the attributes of this one: for events, metrics and other nodes."""
         base = import_module("torch.distributed.elastic.agent.server.api").SimpleElasticAgent
         # what is abstract is not called
-        kind = type("LocalElasticAgent", (base,), dict.fromkeys(base.__abstractmethods__))
+        kind: Any = type("LocalElasticAgent", (base,), dict.fromkeys(base.__abstractmethods__))
         agent = kind.__new__(kind)
         agent.__dict__ = self.__dict__
         return agent
