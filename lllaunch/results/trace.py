@@ -82,17 +82,12 @@ class _Tracks:
         self._events.append({"ph": phase, "ts": self.at(at_ns), **place, **fields})
 
     def span(
-        self,
-        where: tuple[int, int],
-        span: tuple[int, int],
-        name: str,
-        category: str,
-        args: dict[str, Any],
+        self, where: tuple[int, int], begin: int, end: int, name: str, category: str, **args: Any
     ) -> None:
-        """Add what lasts; of `args` what is None or empty is left out."""
-        lasts = max(0, self.at(span[1]) - self.at(span[0]))
-        args = {key: value for key, value in args.items() if value not in (None, "")}
-        self.add("X", where, span[0], name, dur=lasts, cat=category, args=args)
+        """Add what lasts; of `args` what is None or empty is left out, ``_`` stands for a blank."""
+        known = {key.replace("_", " "): it for key, it in args.items() if it not in (None, "")}
+        lasts = max(0, self.at(end) - self.at(begin))
+        self.add("X", where, begin, name, dur=lasts, cat=category, args=known)
 
     def instants(self, where: tuple[int, int], marks: Iterable[Mark]) -> None:
         """Add what happens at moments."""
@@ -139,8 +134,7 @@ def _add_group(tracks: _Tracks, pid: int, attempt: AttemptTimeline) -> None:
     for name, spans in (*(("group", line) for line in lines), *(("spawner", i) for i in imports)):
         where = pid, tracks.named(name, pid)
         for span in spans:
-            args = {"text": span.text}
-            tracks.span(where, (span.start_ns, span.end_ns), span.kind, span.kind, args)
+            tracks.span(where, span.start_ns, span.end_ns, span.kind, span.kind, text=span.text)
         tracks.instants(where, marks)
         marks = ()
 
@@ -153,18 +147,12 @@ def _add_lane(tracks: _Tracks, pid: int, lane: Lane) -> None:
         if span.kind == "run":
             # Perfetto gives what has one name one colour
             name = f"run: {lane.fate}"
-            args = {
-                "fate": lane.fate,
-                "text": lane.text,
-                "exit code": lane.exitcode,
-                "rank": lane.rank,
-                "local rank": lane.local_rank,
-                "node": lane.node,
-            }
+            args = {each: getattr(lane, each) for each in ("fate", "text", "rank", "node")}
+            args |= {"exit_code": lane.exitcode, "local_rank": lane.local_rank}
         elif tracks.at(span.start_ns) == tracks.at(span.end_ns):
             # it would not be seen
             continue
-        tracks.span(where, (span.start_ns, span.end_ns), name, span.kind, args)
+        tracks.span(where, span.start_ns, span.end_ns, name, span.kind, **args)
     tracks.instants(where, lane.marks)
 
 
@@ -185,11 +173,7 @@ _SHOWN: dict[str, tuple[str, float]] = {
 # A sweep
 
 # What processes and their threads are called.
-_TRACKS: dict[SlotKind, tuple[str, str]] = {
-    "gpu": ("GPUs", "GPU"),
-    "cpu": ("cores", "core"),
-    "job": ("jobs", "place"),
-}
+_TRACKS = {"gpu": ("GPUs", "GPU"), "cpu": ("cores", "core"), "job": ("jobs", "place")}
 
 
 def sweep_events(sweep: SweepTimeline) -> list[TraceEvent]:
@@ -197,8 +181,7 @@ def sweep_events(sweep: SweepTimeline) -> list[TraceEvent]:
     tracks = _Tracks(sweep.start_ns)
     whole = tracks.named("sweep")
     where = whole, tracks.named("launcher", whole)
-    lasted = sweep.start_ns, sweep.end_ns
-    tracks.span(where, lasted, "sweep", "sweep", {"tries": len(sweep.tries)})
+    tracks.span(where, sweep.start_ns, sweep.end_ns, "sweep", "sweep", tries=len(sweep.tries))
     tracks.instants(where, (Mark("restart", at, "resumed") for at in sweep.resumed_ns))
     processes: dict[SlotKind, int] = {}
     for track in tracks_of(sweep):
@@ -209,15 +192,15 @@ def sweep_events(sweep: SweepTimeline) -> list[TraceEvent]:
         where = pid, tracks.named(printable(f"{thread} {track.name}", _LONGEST), pid)
         for each in track.tries:
             fate = printable(each.fate, _LONGEST)
-            args = {
+            args: dict[str, Any] = {
                 "overrides": printable(" ".join(each.overrides), 2000),
                 "job": each.job,
                 "try": each.number,
                 "fate": fate,
-                "exit code": each.exit_code,
+                "exit_code": each.exit_code,
                 "objective": each.objective,
-                "root cause": printable(each.root_cause, _LONGEST),
+                "root_cause": printable(each.root_cause, _LONGEST),
             }
             name = f"job {each.job}: {fate}"
-            tracks.span(where, (each.start_ns, each.end_ns), name, fate, args)
+            tracks.span(where, each.start_ns, each.end_ns, name, fate, **args)
     return tracks.events()

@@ -40,8 +40,8 @@ RUN = [
     "console.console:Console.note",
     "console.console:heartbeat_text",
     REPORT,
-    "results.github:commands",
-    "results.github:summary",
+    "results.report:commands",
+    "results.report:summary",
 ]
 SUMMARY = "console.summary:summary_rows"
 SWEEP = [
@@ -50,7 +50,7 @@ SWEEP = [
     "console.sweep:heartbeat_text",
     SUMMARY,
     "console.sweep:Reported.is_new",
-    "results.github:load",
+    "results.report:load",
 ]
 
 
