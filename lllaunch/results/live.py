@@ -423,33 +423,27 @@ class LiveReader:
 
     def _sweep_row(self, path: str) -> ListEntry:
         """Read a sweep and its jobs; return its row."""
-        if path not in self._sweeps:
-            self._sweeps[path] = _KnownSweep(SweepFiles(path))
-        known = self._sweeps[path]
-        result = known.files.look()
+        known = self._sweeps.setdefault(path, _KnownSweep(SweepFiles(path)))
+        result, before, now = known.files.look(), known.entry, time.monotonic()
         view = SweepView(path, result, known.files.error, self._queue)
-        before, now = known.entry, time.monotonic()
+        changed = known.result is not result
+        # of one on a cluster each job is looked at
         if before is None or not view.is_submitted or now - known.asked > _QUEUE_PAUSE:
-            # of one on a cluster each job is looked at
             known.asked, known.entry = now, view.entry
-            if known.result is not result or before is None or before.state != view.entry.state:
-                known.rows = ()
-            if view.is_submitted or not known.rows:
+            changed_state = before is None or before.state != view.entry.state
+            if view.is_submitted or changed or changed_state or not known.rows:
                 common = frozenset(map(_unescaped, view.entry.given or ()))
                 known.rows = tuple(_without(job, common) for job in view.jobs)
-                for row in known.rows:
-                    if row.state != "running":
-                        self._runs.pop(row.path, None)
-        assert known.entry is not None
-        row = known.entry
-        if known.result is not result and result is not None:
+                for job in known.rows:
+                    if job.state != "running":
+                        self._runs.pop(job.path, None)
+        row = known.entry or view.entry
+        if changed and result is not None:
             known.objectives = result.objectives(row.overrides)
         known.result = result
-        running = frozenset(job.number for job in known.rows if job.state == "running")
-        jobs = () if result is None else result.jobs
-        leases = {job.job: job.lease for job in jobs if job.job in running}
+        leases = {job.job: job.lease for job in (() if result is None else result.jobs)}
         known.rows = tuple(
-            self._job_now(job, leases.get(job.number or 0)) if job.number in running else job
+            self._job_now(job, leases.get(job.number or 0)) if job.state == "running" else job
             for job in known.rows
         )
         counts = row.counts

@@ -337,26 +337,21 @@ def _runs(
     sweep: str, jobs: Iterable[JobHistory], roots: Sequence[str]
 ) -> Iterator[tuple[int, Case]]:
     """Yield what the result.json of each job tells, where there is one of its own."""
-    last: dict[str, tuple[int, int]] = {}
-    for job in jobs:
-        if job.started_ns and job.directory:
-            began = job.started_ns, job.job
-            last[job.directory] = max(last.get(job.directory, began), began)
-    for job in jobs:
-        started_ns, owner = last.get(job.directory, (0, -1))
-        if owner != job.job:
-            continue
-        found = FoundDirectory(os.path.join(sweep, job.directory), "run", frozenset({RESULT}))
-        run = view_run(found)
+    owners = {
+        job.directory: job
+        for job in sorted(jobs, key=lambda job: (job.started_ns, job.job))
+        if job.started_ns and job.directory
+    }
+    for directory, job in owners.items():
+        run = view_run(FoundDirectory(os.path.join(sweep, directory), "run", frozenset({RESULT})))
         # where it is of no use sweep.json tells the rest. The moment of the start has microseconds
         # or nanoseconds, that of the end has the former
-        if run.result is None or run.result.ended_ns < started_ns // 1000 * 1000:
+        if run.result is None or run.result.ended_ns < job.started_ns // 1000 * 1000:
             continue
-        logs = tuple(
-            log._replace(path=os.path.join(tidy(job.directory), log.path)) for log in _logs(run)
-        )
+        place = tidy(directory)
+        logs = tuple(log._replace(path=os.path.join(place, log.path)) for log in _logs(run))
         case = run_case(run.outcome or run.result, roots, logs, run.cwd)
-        yield owner, replace(case, logs_in=os.path.join(tidy(job.directory), case.logs_in))
+        yield job.job, replace(case, logs_in=os.path.join(place, case.logs_in))
 
 
 def _logs(run: RunView) -> tuple[Log, ...]:
@@ -570,16 +565,16 @@ def annotation(
     ``file``: path of a file, relative to the repository's root.
     """
     given = {"file": file, "line": "" if line is None or not file else str(line), "title": title}
-    properties = ",".join(f"{key}={_property(value)}" for key, value in given.items() if value)
+    properties = ",".join(
+        f"{key}={_data(value).replace(':', '%3A').replace(',', '%2C')}"
+        for key, value in given.items()
+        if value
+    )
     return f"::{level}{' ' if properties else ''}{properties}::{_data(message)}"
 
 
 def _data(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def commands(report: Report) -> list[str]:

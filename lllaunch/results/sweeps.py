@@ -90,7 +90,12 @@ class SweepFiles:
         if before == self._seen:
             return self.result
         if before is None or before[1] != summary:
-            self._told = self._read_summary()
+            try:
+                self._told = read_summary(self._summary), None
+            except OSError as problem:
+                self._told = None, OutputError(self._summary, problem.strerror or str(problem))
+            except ValueError as problem:
+                self._told = None, unreadable(self._summary, str(problem))
         self.result, self.error = self._told
         if journal is None or (self.result and (summary or journal)[2] >= journal[2]):
             return self.result
@@ -108,14 +113,6 @@ class SweepFiles:
             if self._history.known.sweep is not None:
                 self.result = summary_of(self._history, self._last_ns)
         return self.result
-
-    def _read_summary(self) -> tuple[SweepResult | None, LaunchError | None]:
-        try:
-            return read_summary(self._summary), None
-        except OSError as problem:
-            return None, OutputError(self._summary, problem.strerror or str(problem))
-        except ValueError as problem:
-            return None, unreadable(self._summary, str(problem))
 
 
 @dataclass(frozen=True)
