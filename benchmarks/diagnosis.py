@@ -199,7 +199,7 @@ def of_unlisted(number: int, failure: Unlisted) -> Judged:
         failure.title,
         SCRIPT.name,
         failure.cause,
-        "" if rank is None else rf"(Root cause: |warning: )rank {rank}\b",
+        "" if rank is None else rf"(Root cause: |warning: |watchdog: )rank {rank}\b",
         place,
         node=node,
         disturb=_end_rank_2 if failure.kill else None,

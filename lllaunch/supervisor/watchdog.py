@@ -40,6 +40,7 @@ from lllaunch.watchdog.findings import (
     NotFinite,
     Spinning,
     Stalled,
+    Straggler,
     TimedOut,
     TimerExpired,
     gave_up,
@@ -172,6 +173,7 @@ class WatchdogDriver:
         self._progress: ProgressReader | None = None
         self._finding: Finding | None = None
         self._hung: tuple[int, ...] = ()
+        self._knows_straggler = False
         self._taking: _Taking | None = None
 
     # One attempt after another
@@ -413,7 +415,8 @@ class WatchdogDriver:
         if isinstance(finding, Stalled) and finding.seconds < (self._policy.stall or 0.0):
             name = "learned"
         limited = getattr(self._policy, name, None) is not None
-        reported = name in ("learned", *self._policy.report)
+        self._knows_straggler |= isinstance(finding, Straggler)
+        reported = name in ("learned", "straggler", *self._policy.report)
         if isinstance(finding, NotFinite) and not (finding.chosen and limited and not reported):
             # where the workers stand says nothing of it
             return [finding]
@@ -604,22 +607,26 @@ class WatchdogDriver:
         sources = self.recorders(finding.ranks)
         if not sources:
             return [finding]
-        from lllaunch.watchdog.collectives import last_call_ns, read_trace  # noqa: PLC0415 - as above
+        from lllaunch.watchdog import collectives  # noqa: PLC0415 - as above
         from lllaunch.watchdog.collector import ask  # noqa: PLC0415 - seldom
 
         answers = ask(sources, time.monotonic() + _ANSWER_SECONDS, lambda: False)
-        at, since, called = time.time_ns(), now - finding.seconds, dict[int, float]()
-        for rank, text in answers.items():
-            trace = read_trace(text, rank)
-            if trace is not None and (moment := last_call_ns(trace)):
-                called[rank] = now - max(0, at - moment) / 1e9
+        at, since = time.time_ns(), now - finding.seconds
+        read = {rank: collectives.read_trace(text, rank) for rank, text in answers.items()}
+        traces = {rank: trace for rank, trace in read.items() if trace is not None}
+        called = {
+            rank: now - max(0, at - moment) / 1e9
+            for rank, trace in traces.items()
+            if (moment := collectives.last_call_ns(trace))
+        }
         still = tuple(rank for rank in finding.ranks if called.get(rank, since) <= since)
         if still == finding.ranks:
             return [finding]
         if still and isinstance(finding, Stalled) and finding.scope == "rank":
             return [replace(finding, ranks=still)]
         detector.forgive(max(called.values()))
-        return []
+        slow = None if self._knows_straggler else collectives.straggler(traces)
+        return [] if slow is None else [Straggler(*slow)]
 
     def _activities(
         self, usage: Mapping[int, Usage], written: Mapping[int, int]

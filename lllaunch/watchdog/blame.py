@@ -22,6 +22,7 @@ from lllaunch.watchdog.findings import (
     Finding,
     NotFinite,
     OverMemory,
+    Straggler,
     TimerExpired,
     suspects,
 )
@@ -96,7 +97,7 @@ def blame(stacks: Sequence[RankStack], finding: Finding) -> Blame:
 
     Returns local ranks; none where nothing can be told.
     """
-    if isinstance(finding, (OverMemory, NotFinite)):
+    if isinstance(finding, (OverMemory, NotFinite, Straggler)):
         return Blame(hung=(finding.rank,))
     levels = {stack.rank: waits(stack.frames) for stack in stacks if stack.frames}
     known = {stack.trace.rank: stack for stack in stacks if stack.trace is not None}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -34,6 +35,9 @@ _NAME = 60
 _MOST_TENSORS = 16
 _MOST_PLACES = 2
 _SHOWN_TENSORS = 3
+# A straggler comes last to so many of at least so many operations, and that takes such a part of
+# the time.
+_NEARLY_ALL, _FEW_CALLS, _MUCH = 0.8, 4, 0.2
 MOST_TOLD = 128
 """Calls of a rank that are kept, and that others get: ranks that do not agree are not far apart."""
 
@@ -172,6 +176,32 @@ def latest(trace: RankTrace, most: int = MOST_TOLD) -> RankTrace:
 
 
 # Comparing
+
+
+def straggler(traces: Mapping[int, RankTrace]) -> tuple[int, int, int, float] | None:
+    """Find the rank that others wait for in nearly all of the last operations, if that costs much.
+
+    Returns the rank, how often it came last, of how many operations, and after how many seconds.
+    """
+    came: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
+    for rank, trace in traces.items():
+        for group in trace.groups:
+            for call in group.calls:
+                came[group.name, call.number][rank] = call.created_ns
+    lags: dict[int, list[int]] = defaultdict(list)
+    moments = [
+        each for each in came.values() if len(each) == len(traces) > 1 and all(each.values())
+    ]
+    for each in moments:
+        *_, before, last = sorted(each, key=each.__getitem__)
+        lags[last].append(each[last] - each[before])
+    if len(moments) < _FEW_CALLS:
+        return None
+    rank, late = max(lags.items(), key=lambda each: len(each[1]))
+    took = max(each[rank] for each in moments) - min(each[rank] for each in moments)
+    if len(late) < _NEARLY_ALL * len(moments) or sum(late) < _MUCH * took:
+        return None
+    return rank, len(late), len(moments), statistics.median(late) / 1e9
 
 
 def with_aborted(traces: Mapping[int, RankTrace], rank: int) -> dict[int, RankTrace]:

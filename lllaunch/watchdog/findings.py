@@ -170,6 +170,19 @@ class GaveUp(Said, frozen=True):
         return f"kept others waiting in a collective operation, which timed out{after}"
 
 
+class Straggler(Said, frozen=True):
+    """The others wait for one rank in nearly all collective operations; they get on."""
+
+    rank: int  # its local rank
+    last: int  # how often it came last
+    of: int  # of so many operations
+    behind: float  # how long after the one before it, seconds; the median
+
+    def __str__(self) -> str:
+        often = f"to {self.last} of {self.of} collective operations"
+        return f"is slow: it came last {often}, {duration(self.behind)} after the others"
+
+
 # What gloo, its monitored barrier and NCCL's watchdog say; milliseconds.
 _GAVE_UP = re.compile(
     r"Timed out waiting (\d+)ms for|failed to pass monitoredBarrier in (\d+) ms"
@@ -214,6 +227,7 @@ Finding: TypeAlias = (
     | OverMemory
     | Asked
     | GaveUp
+    | Straggler
     | FoundElsewhere
 )
 
@@ -229,6 +243,7 @@ _LIMITS: dict[type, str] = {
     NotFinite: "progress",
     OverMemory: "memory",
     TimerExpired: "timers",
+    Straggler: "straggler",
 }
 
 

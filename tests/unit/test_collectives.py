@@ -20,6 +20,7 @@ from lllaunch.watchdog.collectives import (
     latest,
     read_trace,
     sentence,
+    straggler,
     with_aborted,
 )
 from lllaunch.watchdog.evidence import (
@@ -413,6 +414,31 @@ def test_no_verdict_is_beyond_its_evidence(
 
 
 # A rank that gloo has aborted
+
+
+@pytest.mark.parametrize(
+    ("late", "often", "expected"),
+    [
+        (0.9, 10, (1, 10, 10, 0.9)),
+        (0.9, 8, (1, 8, 10, 0.9)),
+        # each is last now and then; or nobody waits long
+        (0.9, 5, None),
+        (0.1, 10, None),
+    ],
+)
+def test_who_comes_last_nearly_always_is_slow(late: float, often: int, expected: object) -> None:
+    def came(rank: int, number: int) -> Call:
+        behind = late if (rank == 1) == (number > 10 - often) else 0.0
+        return replace(call(number), created_ns=T0 + round((number + rank / 1e6 + behind) * 1e9))
+
+    traces = {
+        rank: trace(rank, *(came(rank, number) for number in range(1, 11)), ranks=2)
+        for rank in range(2)
+    }
+    found = straggler(traces)
+    assert (found and (*found[:3], round(found[3], 1))) == expected
+    # of one that has told nothing, nobody knows how late it was
+    assert straggler({**traces, 2: RankTrace(2)}) is None
 
 
 def test_an_aborted_rank_differs_only_where_all_others_agree() -> None:
