@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from lllaunch.run.nodes import RunNodes
     from lllaunch.run.result import RunResult
     from lllaunch.run.submission import BatchJob
-    from lllaunch.spawner.protocol import Forked, Target
+    from lllaunch.spawner.protocol import Target
     from lllaunch.spec import LaunchSpec
 
 
@@ -72,7 +72,7 @@ class Run:
     console: Console
     # one that was started early; it stays open. None: one of the run's own
     spawner: Spawner | None = None
-    target: Target | Forked | None = None  # what all workers run, instead of the entrypoint
+    target: Target | None = None  # what all workers run, instead of the entrypoint
     # tells what the code is that ran (`lllaunch.run.build`); asked in the end
     build: Callable[[], Build] | None = None
     # the run's directory if it is claimed already; it stays so

@@ -33,7 +33,7 @@ from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.evidence import CRASH, CRASH_FILE
 from lllaunch.spawner.interpreter import acts_at_import, in_common, told
-from lllaunch.spawner.protocol import Forked, Function, Module, Program, Script, Target
+from lllaunch.spawner.protocol import Function, Module, Program, Script, Target
 from lllaunch.spec import WatchdogPolicy, substitute
 from lllaunch.std import to_map
 from lllaunch.supervisor.environ import (
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
     from lllaunch.supervisor.control import RunControl
     from lllaunch.watchdog.findings import Finding
 
-    Targeted = Mapping[int, Target | Forked]
+    Targeted = Mapping[int, Target]
     Envs = Mapping[int, Mapping[str, str]]
 
 

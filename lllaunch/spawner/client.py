@@ -237,7 +237,7 @@ class Spawner:
     def spawn(
         self,
         rank: int,
-        target: Target | Forked,
+        target: Target,
         *,
         cwd: str,
         env: Mapping[str, str],
@@ -391,18 +391,14 @@ class Spawner:
 
     def dispatch(self) -> list[SpawnerEvent]:
         """Send and receive what can be without waiting; the events that arrived."""
-        if self._channel is None or self.dead is not None:
-            return self._take_events()
-        self._channel.flush()
-        for message in self._channel.receive():
-            self._note(message)
-        self._watch_writes()
-        self._send_overdue()
-        if self._channel.closed:
-            self._go_on_burying()
-        return self._take_events()
-
-    def _take_events(self) -> list[SpawnerEvent]:
+        if self._channel is not None and self.dead is None:
+            self._channel.flush()
+            for message in self._channel.receive():
+                self._note(message)
+            self._watch_writes()
+            self._send_overdue()
+            if self._channel.closed:
+                self._go_on_burying()
         events, self._events = self._events, []
         return events
 

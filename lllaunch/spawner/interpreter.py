@@ -231,10 +231,6 @@ def canary() -> bool:
     return lives and status == 0
 
 
-# What every Python worker needs, so that none of them has to import it.
-_OWN_MODULES = ("lllaunch.spawner.worker", "lllaunch.failure")
-
-
 class Preloaded(NamedTuple):
     """What preloading came to."""
 
@@ -291,8 +287,8 @@ def preload(cwd: str, modules: Sequence[str]) -> Preloaded:
             reason = "it initialised CUDA, which cannot be used after a fork"
             raise PreloadFailed(module, reason)
     os.environ.__class__ = Environ  # type: ignore[assignment]
-    for module in _OWN_MODULES:
-        importlib.import_module(module)
+    # what every Python worker needs, so that none of them has to import it
+    importlib.import_module("lllaunch.spawner.worker")
     # They take operators out of the dispatcher's tables one by one, though all ends with that:
     # 30 ms, and thousands of pages that a fork must copy for it.
     forget_finalizers_of("torch.library")

@@ -43,15 +43,17 @@ def signal_process(known: proc.ProcessFacts, signum: int) -> bool:
 
 def kill_below(roots: Collection[int], *, itself: bool = False) -> list[proc.ProcessFacts]:
     """Send SIGKILL to all live descendants of ``roots``, or to them as well; what was there."""
-    if not roots:
-        return []
-    everything = proc.processes()
-    found = {process.pid: process for process in proc.descendants(roots, everything)}
-    if itself:
-        found |= {process.pid: process for process in everything if process.pid in roots}
-    for process in found.values():
+    found = _family(roots, itself=itself)
+    for process in found:
         signal_process(process, signal.SIGKILL)
-    return list(found.values())
+    return found
+
+
+def _family(roots: Collection[int], *, itself: bool) -> list[proc.ProcessFacts]:
+    everything = proc.processes() if roots else []
+    heads = [each for each in everything if itself and each.pid in roots and each.state not in "ZX"]
+    below = proc.descendants(roots, everything)
+    return list({process.pid: process for process in (*heads, *below)}.values())
 
 
 # Some processes that a worker leaves behind (multiprocessing's resource tracker, torch's shared
@@ -89,8 +91,7 @@ class OrphanCleanup:
     ``settle``: seconds that orphans get to end by themselves.
     """
 
-    def __init__(self, number: int = 0, settle: float = SETTLE_SECONDS) -> None:
-        self.number = number
+    def __init__(self, settle: float = SETTLE_SECONDS) -> None:
         self._deadline = time.monotonic() + settle
         self._pauses = Pauses()
         self._seen: dict[int, str] = {}
@@ -108,16 +109,15 @@ class OrphanCleanup:
         """Take one step; True when nothing is left."""
         if not orphans:
             return True
-        everything = proc.processes()
-        alive = [found for found in everything if found.pid in orphans and found.state not in "ZX"]
-        alive += proc.descendants(orphans, everything)
+        late = time.monotonic() >= self._deadline
+        # what was below one that has just ended is an orphan only the next time
+        alive = kill_below(orphans, itself=True) if late else _family(orphans, itself=True)
         for process in alive:
             self._seen.setdefault(process.pid, proc.command(process.pid))
-        # What was below one that has just ended is an orphan only the next time.
-        if alive and time.monotonic() >= self._deadline:
-            kill_below(orphans, itself=True)
-            self._killed.update(process.pid for process in alive)
-            self._pauses.note([process.pid for process in alive])
+        if late and alive:
+            pids = [process.pid for process in alive]
+            self._killed.update(pids)
+            self._pauses.note(pids)
         return False
 
     def orphans(self) -> tuple[Orphan, ...]:
@@ -150,19 +150,6 @@ def new_mark() -> str:
     return os.urandom(8).hex() + (Inherited.lineage or os.urandom(8).hex())
 
 
-def adopted(mark: str, besides: Collection[int] = ()) -> list[int]:
-    """Return children of this process that somebody with ``mark`` started; reap the dead.
-
-    Raises:
-        OSError: nobody knows: no descriptor is left.
-    """
-    found = [pid for pid in proc.children(os.getpid()) if pid not in besides and is_of(pid, mark)]
-    for pid in found:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
-    return found
-
-
 def is_of(pid: int, mark: str) -> bool:
     """Whether somebody with a mark started a process, or what that descends from."""
     return descends_from(pid, mark) or proc.environment_holds(pid, f"{MARK}={mark}".encode())
@@ -175,13 +162,12 @@ def end_adopted(mark: str) -> Iterator[float]:
     """
     cleanup, quiet = OrphanCleanup(settle=0.0), 0
     while quiet < _QUIET_ROUNDS and cleanup.stuck_for() < GIVE_UP_SECONDS:
-        try:
-            nothing_is_left = cleanup.go_on(adopted(mark))
-        except OSError:  # nobody knows what is: no descriptor is left
-            nothing_is_left = False
-        if nothing_is_left:
-            quiet += 1
-            yield _QUIET_PAUSE
-        else:
-            quiet = 0
-            yield cleanup.next_in()
+        nothing_is_left = False
+        with contextlib.suppress(OSError):  # nobody knows what is: no descriptor is left
+            found = [pid for pid in proc.children(os.getpid()) if is_of(pid, mark)]
+            for pid in found:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+            nothing_is_left = cleanup.go_on(found)
+        quiet = quiet + 1 if nothing_is_left else 0
+        yield _QUIET_PAUSE if nothing_is_left else cleanup.next_in()

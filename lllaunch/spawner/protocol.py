@@ -62,10 +62,6 @@ class Pickled(NamedTuple):
     fds: tuple[int, ...] = ()
 
 
-PythonTarget = Script | Module | Function | Pickled
-Target = Program | PythonTarget
-
-
 class Forked(NamedTuple):
     """A callable of the calling process, which is forked to be the spawner: start method ``fork``.
 
@@ -74,6 +70,10 @@ class Forked(NamedTuple):
 
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
+
+
+PythonTarget = Script | Module | Function | Pickled | Forked
+Target = Program | PythonTarget
 
 
 def dated(event: SpawnerEvent) -> SpawnerEvent:
@@ -231,7 +231,7 @@ class SpawnRequest(NamedTuple):
     appended to; empty: the launcher's. ``fresh``: run in a fresh interpreter instead of a fork.
     """
 
-    target: Target | Forked | None  # None: the call of its rank that the spawner was forked with
+    target: Target | None  # None: the call of its rank that the spawner was forked with
     cwd: str
     env: dict[str, str]
     stdout: str = ""

@@ -34,7 +34,6 @@ from lllaunch.events import (
     OrphansGone,
     PreloadBroken,
     Ready,
-    SpawnerEvent,
     Started,
     StartFailed,
 )
@@ -59,7 +58,7 @@ from lllaunch.spawner.interpreter import (
     pause,
     preload,
 )
-from lllaunch.spawner.orphans import MARK, OrphanCleanup, Pauses, kill_below
+from lllaunch.spawner.orphans import MARK, OrphanCleanup, kill_below
 from lllaunch.spawner.protocol import Channel, Forked, Message, Pickled, SpawnRequest
 
 # What does not end although it was killed, and whose launcher is gone, is left after this long.
@@ -71,8 +70,8 @@ _BRANCH_SECONDS = 5.0
 class Server:
     """The state of a spawner.
 
-    ``ignored``: signals that were ignored when this process was executed. ``around``: as of one
-    that needs no configuring. ``calls``: of a fork of the launcher, by local rank.
+    ``ignored``: signals that were ignored when this process was executed. ``around``: of one that
+    needs no configuring. ``calls``: of a fork of the launcher, by local rank.
     """
 
     def __init__(
@@ -99,9 +98,8 @@ class Server:
         self._workers: dict[int, dict[str, Any]] = {}  # the headers of their orders, by process id
         # the pidfds of their launchers, -1 for one that has ended, by process id
         self._branches: dict[int, int] = {}
-        self._cleanup: OrphanCleanup | None = None
-        # Ends what a branch that has ended may have left behind.
-        self._strays: OrphanCleanup | None = None
+        # by the number that the launcher knows it by; 0 for what branches may have left behind
+        self._cleanups: dict[int, OrphanCleanup] = {}
         self._around = around
         self._preloaded = preloaded or Preloaded()
         self._inbox: list[Message] = []
@@ -115,7 +113,7 @@ class Server:
         while True:
             launchers = [launcher for launcher in self._branches.values() if launcher >= 0]
             files = (self._channel.fileno(), self._launcher, self._children, *launchers)
-            cleanups = (each for each in (self._cleanup, self._strays) if each is not None)
+            cleanups = self._cleanups.values()
             ready = wait(files, seconds=min((each.next_in() for each in cleanups), default=None))
             if self._children in ready:
                 os.read(self._children, 4096)
@@ -160,7 +158,7 @@ class Server:
                     kill_below(self._orphans(), itself=True)
                 self._send({"done": header["command"]})
             case "clean_up":
-                self._cleanup = OrphanCleanup(header["cleanup"], header["settle"])
+                self._cleanups[header["cleanup"]] = OrphanCleanup(header["settle"])
             case "hold":
                 # somebody else may have what locks stand for when all here has ended
                 for fd in self._held:
@@ -178,7 +176,7 @@ class Server:
 
     def _end_cleanup(self, _: Message) -> None:
         """Let what a cleanup cannot end be: later workers shall not be ended for it, nor wait."""
-        if self._cleanup is not None:
+        if any(self._cleanups):
             # In this order: what is below one that ends in between is seen there, or here, where
             # it becomes a child of this process.
             everything = proc.processes()
@@ -187,7 +185,8 @@ class Server:
             # those that are gone are left out: their numbers may come to mean others
             self._spared &= {process.pid for process in everything}
             self._spared.update(orphans, (process.pid for process in below))
-            self._cleanup = None
+            for number in [each for each in self._cleanups if each]:
+                del self._cleanups[number]
 
     def _adopt(self, message: Message) -> None:
         assert self._around is not None
@@ -264,7 +263,7 @@ class Server:
             with contextlib.suppress(OSError):  # no descriptor is left
                 pidfd = open_pidfd(pid)
             started = Started(order["rank"], pid, since_boot_ns(), order["attempt"])
-            self._tell(order, started, () if pidfd is None else (pidfd,))
+            self._send({"key": order["key"], "event": started}, () if pidfd is None else (pidfd,))
             if pidfd is not None:
                 os.close(pidfd)
 
@@ -272,10 +271,7 @@ class Server:
         """Tell that a worker cannot be started, and why."""
         when, attempt = since_boot_ns(), order["attempt"]
         failed = StartFailed(order["rank"], time_ns=when, attempt=attempt, **failure)
-        self._tell(order, failed)
-
-    def _tell(self, order: dict[str, Any], event: SpawnerEvent, fds: tuple[int, ...] = ()) -> None:
-        self._send({"key": order["key"], "event": event}, fds)
+        self._send({"key": order["key"], "event": failed})
 
     def _request(self, message: Message) -> SpawnRequest:
         if message.lost:
@@ -359,11 +355,11 @@ class Server:
                     attempt=order["attempt"],
                     cpu_limit=None if cpu == resource.RLIM_INFINITY else cpu,
                 )
-                self._tell(order, exited)
+                self._send({"key": order["key"], "event": exited})
             if launcher is not None:
                 if launcher >= 0:
                     os.close(launcher)
-                self._strays = OrphanCleanup(settle=0.0)
+                self._cleanups[0] = OrphanCleanup(settle=0.0)
 
     def _orphans(self) -> list[int]:
         """Children that are no workers: what workers left behind."""
@@ -373,13 +369,13 @@ class Server:
     def _clean_up(self) -> None:
         """Take the next step of the cleanups, if there are any."""
         with contextlib.suppress(OSError):  # no descriptor is left: they are looked for again
-            if self._cleanup is not None and self._cleanup.go_on(self._orphans()):
-                number, gone = self._cleanup.number, OrphansGone(self._cleanup.orphans())
-                self._cleanup = None
-                self._send({"cleanup": number, "event": gone})
-            # What is below them comes here when they have died.
-            if self._strays is not None and self._strays.go_on(self._orphans()):
-                self._strays = None
+            for number, cleanup in [*self._cleanups.items()]:
+                # What is below them comes here when they have died.
+                if cleanup.go_on(self._orphans()):
+                    del self._cleanups[number]
+                    if number:
+                        gone = OrphansGone(cleanup.orphans())
+                        self._send({"cleanup": number, "event": gone})
 
     def _end(self) -> NoReturn:
         """Kill all that descends from this process, wait until nothing is left, exit.
@@ -387,8 +383,8 @@ class Server:
         Branches end by themselves, since their launchers end, too. Until they have, they hold the
         locks of what their workers use.
         """
-        pauses, patient_until = Pauses(), time.monotonic() + _BRANCH_SECONDS
-        while time.monotonic() - pauses.changed < _GIVE_UP_SECONDS:
+        cleanup, patient_until = OrphanCleanup(settle=0.0), time.monotonic() + _BRANCH_SECONDS
+        while cleanup.stuck_for() < _GIVE_UP_SECONDS:
             try:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
@@ -397,18 +393,17 @@ class Server:
             spared = self._branches if time.monotonic() < patient_until else ()
             with contextlib.suppress(OSError):  # no descriptor is left
                 others = [pid for pid in proc.children(os.getpid()) if pid not in spared]
-                pauses.note([process.pid for process in kill_below(others, itself=True)])
-            if wait_readable(self._children, pauses.seconds):
+                cleanup.go_on(others)
+            if wait_readable(self._children, cleanup.next_in()):
                 os.read(self._children, 4096)
         os._exit(1)
 
 
 def _close_inherited(keep: Collection[int]) -> None:
     """Close what the launcher's caller left open, as subprocess does for its children."""
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) not in keep:
-            with contextlib.suppress(OSError):
-                os.close(int(name))
+    for fd in {*map(int, os.listdir("/proc/self/fd"))}.difference((0, 1, 2), keep):
+        with contextlib.suppress(OSError):
+            os.close(fd)
 
 
 def fork_server(

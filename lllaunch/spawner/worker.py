@@ -33,9 +33,10 @@ import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, NoReturn
 
+from lllaunch.failure import ErrorHandler, record, users_part
 from lllaunch.files import have_room
 from lllaunch.linux.process import flush_c_streams
 from lllaunch.spawner import private_names
@@ -50,7 +51,7 @@ from lllaunch.spawner.evidence import (
     save_return_value,
     serve,
 )
-from lllaunch.spawner.protocol import Forked, Function, Module, PythonTarget, Script
+from lllaunch.spawner.protocol import Forked, Function, Module, Pickled, PythonTarget, Script
 
 
 def library_directories() -> tuple[str, ...]:
@@ -237,41 +238,25 @@ def resolve(module: str, qualname: str) -> Callable[..., Any]:
 
 def check(module: str, qualname: str, call: bytes, answer: str) -> NoReturn:
     """Import a function and bind its arguments; what is wrong is written to a file."""
+    import inspect  # noqa: PLC0415 - in the check only: every spawner imports this module
+
     # A failing import is the attempt's to report.
-    with contextlib.suppress(BaseException):
-        problem = _problem(module, qualname, call)
-        with open(answer, "w", errors="backslashreplace") as file:
-            file.write(problem)
+    with contextlib.suppress(BaseException), open(answer, "w", errors="backslashreplace") as file:
+        try:
+            function = resolve(module, qualname)
+        except (ImportError, AttributeError, TypeError) as error:
+            file.write(f"{type(error).__name__}: {error}")
+            raise
+        args, kwargs = pickle.loads(call)  # noqa: S301 - the launcher's own bytes
+        signature = inspect.signature(function)
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            file.write(f"the arguments do not fit {module}:{qualname}{signature}: {error}")
     os._exit(0)
 
 
-def _problem(module: str, qualname: str, call: bytes) -> str:
-    import inspect  # noqa: PLC0415 - in the check only: every spawner imports this module
-
-    try:
-        function = resolve(module, qualname)
-    except (ImportError, AttributeError, TypeError) as error:
-        return f"{type(error).__name__}: {error}"
-    args, kwargs = pickle.loads(call)  # noqa: S301 - the launcher's own bytes
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return ""
-    try:
-        signature.bind(*args, **kwargs)
-    except TypeError as error:
-        return f"the arguments do not fit {module}:{qualname}{signature}: {error}"
-    return ""
-
-
-def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    # Functions are recorded always, as in torch's elastic multiprocessing.
-    from lllaunch.failure import record  # noqa: PLC0415
-
-    save_return_value(record(function)(*args, **kwargs))
-
-
-def _dispatch(target: PythonTarget | Forked, base_path: list[str]) -> None:
+def _dispatch(target: PythonTarget, base_path: list[str]) -> None:
     match target:
         case Script():
             # as ``python -u path argv...``
@@ -289,15 +274,17 @@ def _dispatch(target: PythonTarget | Forked, base_path: list[str]) -> None:
         case Function():
             sys.path[:] = [os.getcwd(), *base_path]
             args, kwargs = pickle.loads(target.call)  # noqa: S301 - the launcher's own bytes
-            _call(resolve(target.module, target.qualname), args, kwargs)
+            function = resolve(target.module, target.qualname)
+            # functions are recorded always, as in torch's elastic multiprocessing
+            save_return_value(record(function)(*args, **kwargs))
         case Forked():
-            _call(target.function, target.args, {})
-        case _:
+            save_return_value(record(target.function)(*target.args))
+        case Pickled():
             # Only workers started through the Python API need multiprocessing.
             from lllaunch.spawner.pickling import load  # noqa: PLC0415
 
             function, args = load(target)
-            _call(function, args, {})
+            save_return_value(record(function)(*args))
 
 
 @contextlib.contextmanager
@@ -338,7 +325,7 @@ def _status(end: SystemExit) -> int:
 def _record_exit(end: SystemExit) -> None:
     """Leave exit.json: what a worker's code exited with, and where."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
-    frames = traceback.extract_tb(_users_part(end))
+    frames = traceback.extract_tb(users_part(end))
     if path in ("", os.devnull) or not frames:
         return
     libraries = ("<frozen", *library_directories())
@@ -361,15 +348,9 @@ def _print(text: object) -> None:
         print(text, file=sys.stderr)
 
 
-def _users_part(error: BaseException) -> TracebackType | None:
-    from lllaunch.failure import users_part  # noqa: PLC0415 - on failure
-
-    return users_part(error)
-
-
 def _show(error: BaseException) -> int:
     """Show an uncaught exception as the interpreter does; the exit status."""
-    error.__traceback__ = _users_part(error)
+    error.__traceback__ = users_part(error)
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except SystemExit as end:
@@ -388,9 +369,7 @@ def _record(error: BaseException) -> None:
         return
     for _ in range(2):
         try:
-            from lllaunch.failure import ErrorHandler  # noqa: PLC0415 - on failure
-
-            error.__traceback__ = _users_part(error)
+            error.__traceback__ = users_part(error)
             ErrorHandler().record_exception(error)
         except Exception as another:  # noqa: BLE001 - it must not be masked by a full disk
             # Torch's handler of SIGCHLD raises wherever it strikes, and tells why the first came.
@@ -400,7 +379,7 @@ def _record(error: BaseException) -> None:
     _print(f"lllaunch: {path}: the error could not be recorded")
 
 
-def run(target: PythonTarget | Forked, base_path: list[str]) -> NoReturn:
+def run(target: PythonTarget, base_path: list[str]) -> NoReturn:
     """Run a target to the end of this process."""
     # the modules of a call of the process that was forked are that one's
     clear = not isinstance(target, Forked)

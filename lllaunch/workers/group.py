@@ -282,7 +282,7 @@ W = TypeVar("W", bound=WorkerProcesses)
 
 def start_processes(
     workers: W,
-    targets: Mapping[int, Target | Forked],
+    targets: Mapping[int, Target],
     envs: Mapping[int, Mapping[str, str]],
     *,
     environ: Mapping[str, str] | None = None,
