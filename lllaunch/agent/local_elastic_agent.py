@@ -25,12 +25,7 @@ from lllaunch.agent.api import (
 )
 from lllaunch.clock import RunClock
 from lllaunch.events import Started
-from lllaunch.multiprocessing.api import (
-    LogsSpecs,
-    MultiprocessContext,
-    PContext,
-    SubprocessContext,
-)
+from lllaunch.multiprocessing.api import LogsSpecs, PContext, context_of
 from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spawner.evidence import WATCHED
 from lllaunch.spec import ENABLE_FILE_TIMER, TIMER_FILE, RestartPolicy, WatchdogPolicy
@@ -265,25 +260,21 @@ class LocalElasticAgent:
             if spec.virtual_local_rank:
                 env |= virtual_rank(rank, {**os.environ, **env})
             envs[rank] = {**env, **self._watchdog.environment(rank, env)}
-        common: dict[str, Any] = {
-            "name": spec.role,
-            "args": {rank: substitute_local_rank(spec.args, rank) for rank in places},
-            "envs": envs,
-            "logs_specs": self._logs_specs,
-            "log_line_prefixes": self._prefixes(places),
-            "numa_options": spec.numa_options,
-            "duplicate_stdout_filters": spec.duplicate_stdout_filters,
-            "duplicate_stderr_filters": spec.duplicate_stderr_filters,
-            "handle_signals": False,
-            "attempt": machine.attempt,
-        }
-        if isinstance(spec.entrypoint, str):
-            self._pcontext = SubprocessContext(entrypoint=spec.entrypoint, **common)
-        else:
-            assert spec.entrypoint is not None
-            self._pcontext = MultiprocessContext(
-                entrypoint=spec.entrypoint, start_method=self._start_method, **common
-            )
+        assert spec.entrypoint is not None
+        self._pcontext = context_of(
+            spec.entrypoint,
+            self._start_method,
+            name=spec.role,
+            args={rank: substitute_local_rank(spec.args, rank) for rank in places},
+            envs=envs,
+            logs_specs=self._logs_specs,
+            log_line_prefixes=self._prefixes(places),
+            numa_options=spec.numa_options,
+            duplicate_stdout_filters=spec.duplicate_stdout_filters,
+            duplicate_stderr_filters=spec.duplicate_stderr_filters,
+            handle_signals=False,
+            attempt=machine.attempt,
+        )
         self._pcontext.start()
         self._pcontext.serve_store(self._port)
         self._start_health_check()

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lllaunch.multiprocessing.api import *
     from lllaunch.multiprocessing.errors import *
-    from lllaunch.multiprocessing.redirects import *
     from lllaunch.multiprocessing.tail_log import *
 
 # Where the names are, the lightest first.
-_MODULES = ("errors", "redirects", "tail_log", "api")
+_MODULES = ("errors", "tail_log", "api")
 
 
 def __getattr__(name: str) -> Any:
@@ -46,11 +45,7 @@ __all__ = [
     "SubprocessContext",
     "TailLog",
     "get_error_handler",
-    "get_std_cm",
     "record",
-    "redirect",
-    "redirect_stderr",
-    "redirect_stdout",
     "start_processes",
     "tail_logfile",
     "to_map",

@@ -13,21 +13,16 @@ import logging
 import os
 import pickle
 import shutil
+import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from signal import SIGTERM, Signals
 from typing import Any
 
 from lllaunch.errors import NotPicklable, OutputError, PreloadFailed, SpawnerDied
 from lllaunch.events import Exited, StartFailed
 from lllaunch.failure import ProcessFailure
 from lllaunch.files import naming
-from lllaunch.multiprocessing.redirects import get_std_cm
-from lllaunch.multiprocessing.subprocess_handler import (
-    ContextProcess,
-    SubprocessHandler,
-    call_bound,
-    wrap_command,
-)
 from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.evidence import RETURN_FILE
@@ -209,18 +204,19 @@ def _failed(end: Exited | StartFailed) -> bool:
 
 
 def validate_full_rank(mapping: Mapping[int, Any], nprocs: int, what: str) -> None:
-    """Check that a mapping has exactly the local ranks 0 to ``nprocs - 1``.
-
-    Raises:
-        RuntimeError: ranks are missing or too many.
-    """
-    expected = set(range(nprocs))
-    if set(mapping) != expected:
-        missing, extra = sorted(expected - set(mapping)), sorted(set(mapping) - expected)
+    """Raise a RuntimeError unless a mapping has exactly the local ranks 0 to ``nprocs - 1``."""
+    if set(mapping) != set(range(nprocs)):
         raise RuntimeError(
-            f"{what}: local rank mapping mismatch, expected ranks 0 to {nprocs - 1};"
-            f" missing: {missing}, too many: {extra}"
+            f"{what}: local rank mapping mismatch, expected ranks 0 to {nprocs - 1},"
+            f" got {sorted(mapping)}"
         )
+
+
+def get_std_cm(
+    std_rd: str, redirect_fn: Callable[[str], contextlib.AbstractContextManager[None]]
+) -> contextlib.AbstractContextManager[None]:
+    """The redirect to a file, or a context that does nothing where the path is empty."""
+    return redirect_fn(std_rd) if std_rd else contextlib.nullcontext()
 
 
 class PContext(group.WorkerProcesses, abc.ABC):
@@ -364,6 +360,66 @@ class PContext(group.WorkerProcesses, abc.ABC):
         self._handlers.close()
 
 
+class ContextProcess:
+    """The process of one rank of a context, with what handlers show of ``subprocess.Popen``."""
+
+    def __init__(self, context: PContext, rank: int) -> None:
+        self._context = context
+        self._rank = rank
+
+    @property
+    def pid(self) -> int:
+        """Process id; waits for a start that is under way. 0 if it could not be started."""
+        return self._context.pids().get(self._rank, 0)
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit status, negative for a signal; None while it is not known to have ended."""
+        end = self._context.exits.get(self._rank)
+        # A program that could not be started has the exit status that shells give it.
+        return None if end is None else getattr(end, "exitcode", _NOT_FOUND)
+
+    def poll(self) -> int | None:
+        """Exit status, or None while it runs."""
+        self._context.dispatch()
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Exit status, once it ended; raises `subprocess.TimeoutExpired` as Popen does."""
+        if not self._context._until(lambda: self.poll() is not None, timeout):
+            raise subprocess.TimeoutExpired(str(self._context.entrypoint), timeout or 0.0)
+        return self.returncode
+
+
+class ContextHandler:
+    """What torch's ``SubprocessHandler`` shows of the process of one rank."""
+
+    def __init__(self, context: PContext, rank: int) -> None:
+        self.local_rank_id = rank
+        self.proc = ContextProcess(context, rank)
+        self._context = context
+
+    def close(self, death_sig: Signals | None = None) -> None:
+        """Send a signal, SIGTERM if not given, to the process group."""
+        self._context.signal(death_sig or SIGTERM, [self.local_rank_id])
+
+
+def _numa_binding(name: str) -> Callable[..., Any]:
+    """Torch's function; whoever passes NUMA options has imported torch to make them."""
+    from torch.numa import binding  # noqa: PLC0415 - on request only: it imports torch
+
+    found = getattr(binding, name, None)
+    if found is None:
+        raise RuntimeError(f"numa_options: this version of torch has no torch.numa.binding.{name}")
+    return found  # type: ignore[no-any-return]
+
+
+def call_bound(function: Callable[..., Any], args: tuple[Any, ...], gpu: int, options: Any) -> Any:
+    """In a worker: bind to the NUMA node of a GPU, then call."""
+    bind = _numa_binding("_maybe_wrap_with_numa_binding")
+    return bind(function, gpu_index=gpu, numa_options=options)(*args)
+
+
 class SubprocessContext(PContext):
     """Processes that execute a program."""
 
@@ -385,19 +441,18 @@ class SubprocessContext(PContext):
             name, entrypoint, args, envs, logs_specs, log_line_prefixes, *filters, **options
         )
         self._numa_options = numa_options
-        self.subprocess_handlers: dict[int, SubprocessHandler] = {}
+        self.subprocess_handlers: dict[int, ContextHandler] = {}
 
     def _start(self) -> None:
         programs = {}
         for rank in range(self.nprocs):
-            plain = (str(self.entrypoint), *map(str, self.args[rank]))
-            command = wrap_command(plain, rank, self._numa_options)
+            command = (str(self.entrypoint), *map(str, self.args[rank]))
+            if self._numa_options is not None:
+                bind = _numa_binding("_maybe_wrap_command_args_with_numa_binding")
+                command = tuple(bind(command, gpu_index=rank, numa_options=self._numa_options))
             programs[rank] = Program(command[0], command[1:])
         group.start_processes(self, programs, self.envs)
-        for rank, program in programs.items():
-            process = ContextProcess(self, rank)
-            handler = SubprocessHandler(program.path, (), {}, "", "", rank, proc=process)
-            self.subprocess_handlers[rank] = handler
+        self.subprocess_handlers = {rank: ContextHandler(self, rank) for rank in programs}
 
 
 START_METHODS = ("spawn", "forkserver", "fork")
@@ -510,6 +565,13 @@ class MultiprocessContext(PContext):
             shutil.rmtree(self._scratch, ignore_errors=True)
 
 
+def context_of(entrypoint: Callable[..., Any] | str, start_method: str, **options: Any) -> PContext:
+    """The context of a program or a function."""
+    if isinstance(entrypoint, str):
+        return SubprocessContext(entrypoint=entrypoint, **options)
+    return MultiprocessContext(entrypoint=entrypoint, start_method=start_method, **options)
+
+
 def start_processes(
     name: str,
     entrypoint: Callable[..., Any] | str,
@@ -555,20 +617,19 @@ def start_processes(
         directory = log_dir if logs_specs is None else logs_specs
         path = None if directory is None else os.fspath(directory)
         logs_specs = DefaultLogsSpecs(path, redirects, tee, local_ranks_filter)
-    common: dict[str, Any] = {
-        "log_line_prefixes": log_line_prefixes,
-        "numa_options": numa_options,
-        "duplicate_stdout_filters": duplicate_stdout_filters,
-        "duplicate_stderr_filters": duplicate_stderr_filters,
-        "progbar_events": progbar_events,
-    }
-    context: PContext
-    if isinstance(entrypoint, str):
-        context = SubprocessContext(name, entrypoint, args, envs, logs_specs, **common)
-    else:
-        context = MultiprocessContext(
-            name, entrypoint, args, envs, start_method, logs_specs, **common
-        )
+    context = context_of(
+        entrypoint,
+        start_method,
+        name=name,
+        args=args,
+        envs=envs,
+        logs_specs=logs_specs,
+        log_line_prefixes=log_line_prefixes,
+        numa_options=numa_options,
+        duplicate_stdout_filters=duplicate_stdout_filters,
+        duplicate_stderr_filters=duplicate_stderr_filters,
+        progbar_events=progbar_events,
+    )
     try:
         context.start()
         if isinstance(context, SubprocessContext):

@@ -148,6 +148,9 @@ assert Polled(spec, [["false"], ["false"]]).run().is_failed()
 ours = LocalElasticAgent(spec, DefaultLogsSpecs())
 assert isinstance(ours, ElasticAgent)
 assert ours.run().state is WorkerState.SUCCEEDED
+from lllaunch.multiprocessing.redirects import redirect_stderr, redirect_stdout
+from lllaunch.multiprocessing.subprocess_handler import SubprocessHandler, get_subprocess_handler
+
 assert ours.get_event_succeeded().metadata["agent_restarts"] == 0
 """
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.launching import WAIT, run_script, text_of, until
+from support.launching import WAIT, run_script
 
 from lllaunch.errors import NotPicklable
 from lllaunch.multiprocessing import (
@@ -30,7 +30,6 @@ from lllaunch.multiprocessing import (
     SubprocessContext,
     start_processes,
 )
-from lllaunch.multiprocessing.subprocess_handler import get_subprocess_handler
 
 METHODS = ["spawn", "forkserver", "fork"]
 
@@ -163,7 +162,10 @@ def test_programs(tmp_path: Path) -> None:
     result = finish(context)
     assert result.return_values == {0: None, 1: None}
     assert Path(result.stdouts[0]).read_text() == "1 [2]\n"
-    assert context.subprocess_handlers[1].proc.poll() == 0
+    handler = context.subprocess_handlers[1]
+    assert handler.local_rank_id == 1
+    assert handler.proc.poll() == handler.proc.wait(WAIT) == 0
+    handler.close()
 
 
 @pytest.mark.parametrize(
@@ -296,15 +298,3 @@ def test_tensors_are_shared_as_arguments_and_returned_by_value(tmp_path: Path) -
     done = run_script(path, tmp_path / "logs", *METHODS, timeout=2 * WAIT)
     expected = [f"{method} [1.0, 2.0] [[1.0, 1.0], [1.0, 1.0]] True" for method in METHODS]
     assert done.stdout.splitlines() == expected, done.stderr
-
-
-def test_a_handler_on_its_own(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    handler = get_subprocess_handler(
-        "sh", ("-c", "echo $X; exec sleep 100"), {"X": "5"}, str(out), "", 0
-    )
-    until(lambda: text_of(out) == "5\n", "the program")
-    assert handler.proc.poll() is None
-    handler.close()
-    assert handler.proc.wait(WAIT) == -signal.SIGTERM
-    handler.close()
