@@ -11,13 +11,13 @@ import re
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from enum import IntFlag
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from lllaunch.documents import Record
-from lllaunch.std import Std
 from lllaunch.text import write_range
 
 T = TypeVar("T")
@@ -37,6 +37,52 @@ RESTART_CAUSES: tuple[RestartCause, ...] = (
     *("failure", "signal", "oom", "hang", "timeout"),
     *("node", "preflight"),
 )
+
+
+_MASK = re.compile(r"[0-3]", re.ASCII)
+_MASKS = re.compile(r"\d+:[0-3](,\d+:[0-3])*", re.ASCII)
+
+
+class Std(IntFlag):
+    """Standard streams, as a mask: ``NONE`` 0, ``OUT`` 1, ``ERR`` 2, ``ALL`` 3.
+
+    Names and values are those of ``torch.distributed.elastic.multiprocessing.Std``.
+    """
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = OUT | ERR
+
+    @classmethod
+    def from_str(cls, vm: str) -> Std | dict[int, Std]:
+        """Reads torchrun's notation of ``--redirects`` and ``--tee``.
+
+        That is one mask for all (``"0"`` to ``"3"``), or masks by local rank, separated by commas
+        without spaces (``"0:3,1:0,12:1"``); unlike torch's it takes ranks of any number of digits.
+
+        Raises:
+            ValueError: the text is neither of the two.
+        """
+        if _MASK.fullmatch(vm):
+            return cls(int(vm))
+        if _MASKS.fullmatch(vm):
+            pairs = (item.split(":") for item in vm.split(","))
+            return {int(rank): cls(int(mask)) for rank, mask in pairs}
+        raise ValueError(
+            f"{vm!r} is not a mask of streams: expected a number from 0 to 3 for all ranks "
+            "(as '3'), or numbers by local rank (as '0:3,1:0,12:1')"
+        )
+
+
+def to_map(val_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:
+    """Spells out a setting for every local rank: ``Std.NONE`` for those that it leaves out.
+
+    Other ranks in the map are dropped.
+    """
+    if isinstance(val_or_map, Mapping):
+        return {rank: val_or_map.get(rank, Std.NONE) for rank in range(local_world_size)}
+    return dict.fromkeys(range(local_world_size), Std(val_or_map))
 
 
 class Discreet(Struct, frozen=True):
@@ -370,21 +416,9 @@ def rank_key(ranks: range) -> int | str:
 # YAML) are understood as well.
 
 WORKER_NAMES = (
-    "role_name",
-    "rank",
-    "local_rank",
-    "world_size",
-    "local_world_size",
-    "group_rank",
-    "group_world_size",
-    "role_rank",
-    "role_world_size",
-    "hostname",
-    "restart_count",
-    "attempt",
-    "run_id",
-    "master_addr",
-    "master_port",
+    *("role_name", "rank", "local_rank", "world_size", "local_world_size"),
+    *("group_rank", "group_world_size", "role_rank", "role_world_size"),
+    *("hostname", "restart_count", "attempt", "run_id", "master_addr", "master_port"),
 )
 
 _KNOWN = "|".join(WORKER_NAMES)

@@ -2,7 +2,7 @@
 
 Whatever comes from elsewhere is made harmless by one function here before it is shown: `visible` in
 messages, `printable` in one line of them, `plain` where a worker's output is shown, `coloured`
-where its colours are kept, `clean` in files, `tidy` in those of CI.
+where its colours are kept, `clean` in files.
 """
 
 from __future__ import annotations
@@ -107,31 +107,22 @@ def coloured(text: str) -> str:
     """Return the same with its colours and tabs; colours end with it."""
     if text.isprintable():
         return text
-    parts, end = [], 0
-    for match in re.finditer(_COLOUR, text):
-        parts += [_line(text[end : match.start()]), match[0]]
-        end = match.end()
-    return "".join([*parts, _line(text[end:]), "\x1b[0m" if end else ""])
+    # every other part is a colour
+    parts = re.split(f"({_COLOUR})", text)
+    parts[::2] = [_escaped(re.sub(_SEQUENCE, "", part), "\t") for part in parts[::2]]
+    return "".join([*parts, "\x1b[0m" if len(parts) > 1 else ""])
 
 
 def clean(text: str) -> str:
-    """Return a text of several lines without what would move a cursor or change colours.
+    """Return a text of several lines as a file in UTF-8 and an XML document can hold it.
 
-    Control characters are replaced, but for line breaks and tabs.
+    Without what would move a cursor, or change colours or the direction; line breaks and tabs stay.
     """
-    return re.sub(_CONTROL, _REPLACEMENT, re.sub(_SEQUENCE, "", text))
-
-
-def tidy(text: str) -> str:
-    """Return the same, as a file in UTF-8 and an XML document can hold it, in one direction."""
     if text.isprintable():
         return text
-    text = _TURNING.sub(lambda found: ascii(found[0])[1:-1], clean(text))
+    text = re.sub(_CONTROL, _REPLACEMENT, re.sub(_SEQUENCE, "", text))
+    text = _TURNING.sub(lambda found: ascii(found[0])[1:-1], text)
     return re.sub(_NEVER, _REPLACEMENT, text)
-
-
-def _line(text: str) -> str:
-    return _escaped(re.sub(_SEQUENCE, "", text), "\t")
 
 
 def _escaped(text: str, kept: str = "") -> str:

@@ -170,13 +170,6 @@ PUT_BACK = {
 """Why a batch job went back into the queue."""
 
 
-def how_ended(code: int | None) -> str:
-    """Return how a worker ended in a word or two; an empty text if it did not fail."""
-    if not code:
-        return ""
-    return signal_name(-code) if code < 0 else f"exit code {code}"
-
-
 def exit_text(code: int | None) -> str:
     """Return how a worker ended as the predicate of a sentence."""
     if code is None:
@@ -184,11 +177,6 @@ def exit_text(code: int | None) -> str:
     if code < 0:
         return f"was ended by {signal_name(-code)}"
     return "succeeded" if code == 0 else f"ended with exit status {code}"
-
-
-def signal_text(signum: int | None) -> str:
-    """Return the name of a signal, also of one that nobody knows."""
-    return "a signal" if signum is None else signal_name(signum)
 
 
 _WIDTH = 76

@@ -45,7 +45,7 @@ from lllaunch.config.plan import hash_of, portable_plan
 from lllaunch.config.schema import is_set
 from lllaunch.config.secrets import literals
 from lllaunch.config.tree import dotted, leaf_items, parts_of
-from lllaunch.difference import Change, differences, text_lines
+from lllaunch.documents import Change, differences, text_lines
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.hydra_compat import HydraMessage
 from lllaunch.launch_settings import KEYS

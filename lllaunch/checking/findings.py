@@ -13,7 +13,7 @@ from typing import Any, Literal
 from lllaunch.errors import Code, Diagnostic
 from lllaunch.results.report import Case, CodeLine, Report, annotate, fenced, render_junit
 from lllaunch.results.view import Log
-from lllaunch.text import tidy
+from lllaunch.text import clean
 from lllaunch.words import counted
 
 Level = Literal["error", "warning"]
@@ -118,21 +118,21 @@ class Outcome:
         return ", ".join([counted(count, "experiment"), *told])
 
     def cleaned(self, hide: Callable[[str], str]) -> Outcome:
-        """Returns the same for all who read it: without secrets, and with tidy texts only."""
+        """Returns the same for all who read it: without secrets, and with clean texts only."""
 
-        def clean(value: Any, name: str = "") -> Any:
+        def harmless(value: Any, name: str = "") -> Any:
             if isinstance(value, str):
-                text = tidy(hide(value))
+                text = clean(hide(value))
                 return text if name in {"message", "hint"} else text.replace("\n", " ")
             if isinstance(value, tuple):
-                return tuple(clean(each, name) for each in value)
+                return tuple(harmless(each, name) for each in value)
             if not is_dataclass(value):
                 return value
             given = {each.name: getattr(value, each.name) for each in fields(value)}
-            cleaned = {name: clean(each, name) for name, each in given.items()}
+            cleaned = {name: harmless(each, name) for name, each in given.items()}
             return replace(value, **cleaned)  # type: ignore[type-var]
 
-        outcome: Outcome = clean(self)
+        outcome: Outcome = harmless(self)
         return outcome
 
 

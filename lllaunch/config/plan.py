@@ -20,7 +20,7 @@ from lllaunch.config.kinds import KINDS, with_spin
 from lllaunch.config.nodes import NO_ID, RDZV_DEFAULTS
 from lllaunch.config.tree import conceal
 from lllaunch.config.values import write_mask
-from lllaunch.difference import Change, differences, text_lines
+from lllaunch.documents import Change, differences, text_lines
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
 from lllaunch.launch_settings import ABSENT, PLANNED, SETTINGS
 from lllaunch.spec import LaunchSpec, rank_key

@@ -57,8 +57,7 @@ from lllaunch.config.values import (
 from lllaunch.errors import Unfit
 from lllaunch.launch_settings import KEYS, LAUNCH_FIELDS, SETTINGS
 from lllaunch.spawner.interpreter import is_of_contract
-from lllaunch.spec import LaunchSpec, Nodes, Path, Preflight, names_in, rank_key
-from lllaunch.std import Std
+from lllaunch.spec import LaunchSpec, Nodes, Path, Preflight, Std, names_in, rank_key
 from lllaunch.text import write_range
 
 if TYPE_CHECKING:

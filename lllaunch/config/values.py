@@ -16,7 +16,7 @@ from lllaunch.config.tree import Tree, part_of, reveal
 from lllaunch.errors import Unfit
 from lllaunch.linux import gpus as driver
 from lllaunch.linux.gpus import PRETEND, Nvml, pretended_gpus
-from lllaunch.std import Std
+from lllaunch.spec import Std
 from lllaunch.text import write_range
 
 _DURATION = "a duration (90, 90s, 10m, 1h30m, 1d)"

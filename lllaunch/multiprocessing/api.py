@@ -27,7 +27,7 @@ from lllaunch.signal_source import SignalException, SignalSource
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.evidence import RETURN_FILE
 from lllaunch.spawner.protocol import Forked, Pickled, Program
-from lllaunch.std import Std, to_map
+from lllaunch.spec import Std, to_map
 from lllaunch.workers import group
 from lllaunch.workers.log_files import LogsDest, announce, destinations, make_attempt_dir
 from lllaunch.workers.tail import Shown

@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 
 from lllaunch.documents import isoformat
 from lllaunch.run.build import Host
-from lllaunch.text import duration, shorten, shorten_middle, size, tidy
+from lllaunch.text import clean, duration, shorten, shorten_middle, size
 from lllaunch.words import STATES, commit_text, counted, versions_text
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def escaped(value: object) -> Markup:
     """
     if isinstance(value, Markup):
         return value
-    return escape(tidy(f"{value:.10g}" if isinstance(value, float) else str(value)))
+    return escape(clean(f"{value:.10g}" if isinstance(value, float) else str(value)))
 
 
 def fill(markup: str, *values: object) -> Markup:

@@ -17,14 +17,14 @@ from typing import Any, Literal
 
 from msgspec import Raw, structs
 
-from lllaunch.documents import Record, decode_record
+from lllaunch.documents import Record, decode_record, signal_name
 from lllaunch.files import open_file
 from lllaunch.run.directory import EVENTS
 from lllaunch.run.result import cause_in
 from lllaunch.supervisor.machine import RestartHistory
 from lllaunch.text import printable
 from lllaunch.watchdog.findings import lasted, suspects
-from lllaunch.words import BEGAN, counted, exit_text, ranks, signal_text
+from lllaunch.words import BEGAN, counted, exit_text, ranks
 
 SpanKind = Literal["preload", "rendezvous", "preflight", "spawn", "run", "hang", "grace", "pause"]
 """What lasts. Of a worker group: modules are imported for its workers, nodes meet, the preflight
@@ -359,7 +359,8 @@ class NodeHistory:
 
     def _moment(self, event: EventLine, at: int) -> None:
         """Take what happens at a moment."""
-        attempt, name = self._attempt_of(event, at), signal_text(event.signum)
+        attempt = self._attempt_of(event, at)
+        name = "a signal" if event.signum is None else signal_name(event.signum)
         match event.type:
             case "SignalReceived":
                 attempt.mark("signal", at, f"{name} to the launcher")

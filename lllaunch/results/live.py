@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from msgspec.structs import replace
 
-from lllaunch.documents import isoformat
+from lllaunch.documents import isoformat, signal_name
 from lllaunch.locks import is_held
 from lllaunch.results.history import (
     Lane,
@@ -48,7 +48,7 @@ from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.schedule import Durations, expected_left
 from lllaunch.text import first_line
 from lllaunch.watchdog.progress import Progress
-from lllaunch.words import STATES, State, how_ended, ranks
+from lllaunch.words import STATES, State, ranks
 
 if TYPE_CHECKING:
     from lllaunch.sweep.history import SweepResult
@@ -163,6 +163,8 @@ def rank_rows(run: ListEntry, now: _LiveRun) -> list[ListEntry]:
         else:
             state = "running" if run.is_live else "ended"
         live = state in {"running", "starting"}
+        code = worker.exitcode
+        how = "" if not code else signal_name(-code) if code < 0 else f"exit code {code}"
         found.append(
             ListEntry(
                 "rank",
@@ -170,7 +172,7 @@ def rank_rows(run: ListEntry, now: _LiveRun) -> list[ListEntry]:
                 state,
                 number=rank,
                 attempts=None if now.number is None else now.number + 1,
-                note=how_ended(worker.exitcode),
+                note=how,
                 exit_code=worker.exitcode,
                 pid=worker.pid,
                 node=node,

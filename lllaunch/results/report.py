@@ -28,7 +28,7 @@ from lllaunch.results.sweeps import SweepView, view_sweep
 from lllaunch.results.view import Log, RunView, view_run
 from lllaunch.run.directory import RESULT
 from lllaunch.run.excerpts import place_of
-from lllaunch.text import duration, first_line, plain, shorten, tidy
+from lllaunch.text import clean, duration, first_line, plain, shorten
 from lllaunch.words import UNFINISHED, jobs_text, state_title
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ Outcome = Literal["succeeded", "failed", "error", "skipped"]
 class Case:
     """What became of a run or of a job.
 
-    All texts are tidy: nothing in them steers a terminal or cannot stand in XML.
+    All texts are clean: nothing in them steers a terminal or cannot stand in XML.
     """
 
     name: str
@@ -146,31 +146,31 @@ def run_case(
         exit_code=result.exit_code,
         seconds=result.seconds if result.started_ns else None,
         started=isoformat(result.started_ns) if result.started_ns else "",
-        hostname=tidy("" if result.host is None else result.host.hostname),
-        plan_hash=tidy(result.plan_hash),
-        run_id=tidy(result.run_id),
+        hostname=clean("" if result.host is None else result.host.hostname),
+        plan_hash=clean(result.plan_hash),
+        run_id=clean(result.run_id),
         attempts=len(result.attempts),
-        logs_in=tidy(os.path.relpath(last, result.directory)) if last else "",
+        logs_in=clean(os.path.relpath(last, result.directory)) if last else "",
     )
     if case.outcome == "succeeded":
         lost = (node.name for node in result.nodes if node.state == "lost")
-        return replace(case, message=tidy("; ".join(f"{name} left no result" for name in lost)))
+        return replace(case, message=clean("; ".join(f"{name} left no result" for name in lost)))
     kind = _kind_of_state(result.state, result.exit_code)
     told = "\n".join(line.text for line in report_body(result, cwd))
     return replace(
         case,
-        kind=(tidy(result.cause_type) or "failed") if result.state == "failed" else kind,
+        kind=(clean(result.cause_type) or "failed") if result.state == "failed" else kind,
         message=_message(result),
-        explanation=tuple(tidy(told).strip("\n").splitlines()),
+        explanation=tuple(clean(told).strip("\n").splitlines()),
         place=_place(result, roots),
         logs=tuple(logs),
     )
 
 
 def _job_case(job: JobHistory, run: Case | None, common: Sequence[str], sweep: str) -> Case:
-    overrides = tuple(map(tidy, job.overrides))
+    overrides = tuple(map(clean, job.overrides))
     own = [each for each in overrides if each not in common]
-    state = tidy(job.state)
+    state = clean(job.state)
     case = run if run is not None and run.state == state else _bare(job, state, sweep)
     return replace(
         case,
@@ -178,7 +178,7 @@ def _job_case(job: JobHistory, run: Case | None, common: Sequence[str], sweep: s
         job=job.job,
         overrides=overrides,
         tries=job.tries,
-        directory=tidy(job.directory),
+        directory=clean(job.directory),
     )
 
 
@@ -193,7 +193,7 @@ def _bare(job: JobHistory, state: str, sweep: str) -> Case:
         message = job.reason or "it was not started"
     elif state == "started":
         message, kind = UNFINISHED.get(sweep, _UNKNOWN), "running" if sweep == "running" else kind
-    message = tidy(first_line(message))
+    message = clean(first_line(message))
     return Case(
         name="",
         outcome=outcome,
@@ -223,7 +223,7 @@ def _message(result: RunResult) -> str:
     if result.state == "signalled":
         signum = result.signum
         return f"ended by {'a signal' if signum is None else signal_name(signum)}"
-    return tidy(first_line(result.failure)) or "workers failed"
+    return clean(first_line(result.failure)) or "workers failed"
 
 
 def _place(result: RunResult, roots: Sequence[str]) -> CodeLine | None:
@@ -261,7 +261,7 @@ def run_report(run: RunView, roots: Sequence[str]) -> Report:
     if entry.error is not None:
         raise entry.error
     known = within(run.path, os.path.join(run.path, _OVERRIDES)) is not None
-    overrides = tuple(map(tidy, read_overrides(run.path))) if known else ()
+    overrides = tuple(map(clean, read_overrides(run.path))) if known else ()
     name = " ".join(overrides) or "run"
     if result is not None:
         case = replace(run_case(result, roots, _logs(run), run.cwd), name=name)
@@ -277,13 +277,13 @@ def run_report(run: RunView, roots: Sequence[str]) -> Report:
             explanation=() if entry.batch is None else tuple(batch_lines(entry.batch)),
         )
     case = replace(case, overrides=overrides)
-    verdict = case.message if result is None else tidy(title_text(result))
+    verdict = case.message if result is None else clean(title_text(result))
     if case.outcome == "succeeded" and case.message:
         # of several nodes one left no result
         verdict += f"; {case.message}"
     return Report(
         "run",
-        tidy(run.path),
+        clean(run.path),
         (case,),
         verdict,
         finished=result is not None,
@@ -295,7 +295,7 @@ def run_report(run: RunView, roots: Sequence[str]) -> Report:
 
 def message_of(entry: ListEntry) -> str:
     """Return in a line what became of a run that has no result."""
-    return tidy(entry.root_cause) or UNFINISHED.get(entry.state, _UNKNOWN)
+    return clean(entry.root_cause) or UNFINISHED.get(entry.state, _UNKNOWN)
 
 
 def batch_lines(batch: BatchFacts) -> Iterator[str]:
@@ -313,7 +313,7 @@ def sweep_report(sweep: SweepView, roots: Sequence[str]) -> Report:
         raise sweep.entry.error or unreadable(sweep.path, "has neither a journal nor a sweep.json")
     over = result.exit_code is not None
     jobs = result.jobs
-    common = common_overrides([tuple(map(tidy, job.overrides)) for job in jobs])
+    common = common_overrides([tuple(map(clean, job.overrides)) for job in jobs])
     runs = dict(_runs(sweep.path, jobs, roots))
     state = "" if over else sweep.entry.state
     verdict = verdict_text(result, sweep.entry.counts)
@@ -321,14 +321,14 @@ def sweep_report(sweep: SweepView, roots: Sequence[str]) -> Report:
         verdict = f"{state_title(state).lower()}: {jobs_text(sweep.entry.counts)}"
     return Report(
         kind="sweep",
-        directory=tidy(sweep.path),
+        directory=clean(sweep.path),
         verdict=verdict,
         cases=tuple(_job_case(job, runs.get(job.job), common, state) for job in jobs),
         finished=over,
         exit_code=result.exit_code,
         seconds=result.seconds if result.started_ns and over else None,
         started=isoformat(result.started_ns) if result.started_ns else "",
-        version=tidy(result.lllaunch or ""),
+        version=clean(result.lllaunch or ""),
         common=common,
     )
 
@@ -348,7 +348,7 @@ def _runs(
         # or nanoseconds, that of the end has the former
         if run.result is None or run.result.ended_ns < job.started_ns // 1000 * 1000:
             continue
-        place = tidy(directory)
+        place = clean(directory)
         logs = tuple(log._replace(path=os.path.join(place, log.path)) for log in _logs(run))
         case = run_case(run.outcome or run.result, roots, logs, run.cwd)
         yield job.job, replace(case, logs_in=os.path.join(place, case.logs_in))
@@ -357,7 +357,7 @@ def _runs(
 def _logs(run: RunView) -> tuple[Log, ...]:
     """Return the ends of the logs of the worker that a run failed because of."""
     return tuple(
-        log._replace(path=tidy(log.path), lines=tuple(map(tidy, log.lines)))
+        log._replace(path=clean(log.path), lines=tuple(map(clean, log.lines)))
         for log in (() if run.blamed is None else run.logs_of(run.blamed, LOG_LINES))
     )
 
@@ -724,8 +724,8 @@ def annotate(found: Iterable[tuple[Level, str, int, str]], title: str = "lllaunc
     """
     lines: dict[Level, list[str]] = {"error": [], "warning": []}
     for level, file, line, text in found:
-        path = tidy(_in_repository(file)).replace("\n", " ") if file else ""
-        said = tidy(text)[:_MESSAGE]
+        path = clean(_in_repository(file)).replace("\n", " ") if file else ""
+        said = clean(text)[:_MESSAGE]
         lines[level].append(annotation(level, said, title=title, file=path, line=line or 1))
     for level, some in lines.items():
         if len(some) > ANNOTATIONS:

@@ -36,7 +36,7 @@ from lllaunch.run.events import RunSample, decode_sample, finite
 from lllaunch.run.excerpts import LINES, tail
 from lllaunch.run.result import Failed, Victim, WorkerResult
 from lllaunch.secret_names import redactor_of
-from lllaunch.text import printable, tidy
+from lllaunch.text import clean, printable
 from lllaunch.watchdog.frames import TREE
 from lllaunch.words import exit_text, ranks
 
@@ -122,7 +122,7 @@ class RunView:
         why = f"cannot be read: {error}"
         if isinstance(error, ConfigError):
             why = "; ".join(each.message for each in error.problems)
-        return tidy(self.hide(f"its {RESULT} {why}"))
+        return clean(self.hide(f"its {RESULT} {why}"))
 
     @cached_property
     def outcome(self) -> RunResult | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
 
 if TYPE_CHECKING:
-    from lllaunch.difference import Change
+    from lllaunch.documents import Change
 
 POLICY_FILE = "conf/lllaunch.yaml"
 """Relative to the top of the working tree."""
@@ -91,7 +91,7 @@ class PlanRefused(LaunchError):
     exit_code: ClassVar[int] = ExitCode.REFUSED
 
     def __str__(self) -> str:
-        from lllaunch.difference import text_lines  # noqa: PLC0415 - if something is wrong
+        from lllaunch.documents import text_lines  # noqa: PLC0415 - if something is wrong
 
         lines = []
         if self.changes:

@@ -32,8 +32,7 @@ from lllaunch.signal_source import (
 )
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.forks import NOTICE
-from lllaunch.spec import ENABLE_FILE_TIMER
-from lllaunch.std import Std
+from lllaunch.spec import ENABLE_FILE_TIMER, Std
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

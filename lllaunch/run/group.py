@@ -34,8 +34,7 @@ from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.evidence import CRASH, CRASH_FILE
 from lllaunch.spawner.interpreter import acts_at_import, in_common, told
 from lllaunch.spawner.protocol import Function, Module, Program, Script, Target
-from lllaunch.spec import WatchdogPolicy, substitute
-from lllaunch.std import to_map
+from lllaunch.spec import WatchdogPolicy, substitute, to_map
 from lllaunch.supervisor.environ import (
     LOOPBACK,
     HeldPort,

@@ -38,8 +38,7 @@ from lllaunch.cluster.rendezvous import (
     load_torch,
     torchs_keep_alive,
 )
-from lllaunch.difference import differences
-from lllaunch.documents import Plain, as_record, decode_record, encode_record
+from lllaunch.documents import Plain, as_record, decode_record, differences, encode_record
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, RendezvousFailed
 from lllaunch.signal_source import SignalException
 from lllaunch.supervisor.machine import (

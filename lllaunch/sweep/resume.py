@@ -14,7 +14,7 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from lllaunch.difference import differences, text_lines
+from lllaunch.documents import differences, text_lines
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.sweep.fingerprint import job_key, overrides_key
 from lllaunch.sweep.history import JobHistory

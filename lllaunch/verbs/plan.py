@@ -25,9 +25,7 @@ from lllaunch.app.gate import policy_of
 from lllaunch.config.fields import Findings
 from lllaunch.config.plan import dump_yaml, essential
 from lllaunch.config.tree import leaf_items
-from lllaunch.difference import Change, differences, jsonable, text_lines
-from lllaunch.difference import as_json as changes_as_json
-from lllaunch.documents import Plain
+from lllaunch.documents import Change, Plain, changes_as_json, differences, text_lines
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
 from lllaunch.review.annotated import annotated, comment_rows, origin_json, origin_text
 from lllaunch.review.lock import (
@@ -302,7 +300,7 @@ def _document(runs: Sequence[Reviewed], build: Build | None, *, sweep: bool) -> 
     first = runs[0]
     fingerprint: dict[str, Any] = {"plan_hash": first.plan_hash}
     document = {
-        **jsonable(first.readable),
+        **Plain()(first.readable),
         "resolved": first.resolved,
         "origins": {
             ".".join(map(str, path)): origin_json(first.chain(path))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lllaunch.errors import OutputError
-from lllaunch.std import Std
+from lllaunch.spec import Std
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -15,8 +15,7 @@ import pytest
 from lllaunch.console.console import Console
 from lllaunch.run import execute, group
 from lllaunch.spawner.protocol import Program
-from lllaunch.spec import Entrypoint, LaunchSpec
-from lllaunch.std import Std
+from lllaunch.spec import Entrypoint, LaunchSpec, Std
 from lllaunch.supervisor import environ
 from lllaunch.workers import tail
 from lllaunch.workers.group import WorkerProcesses

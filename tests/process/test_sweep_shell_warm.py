@@ -20,7 +20,7 @@ from lllaunch.events import PreloadBroken, Ready, SpawnerGone
 from lllaunch.multiprocessing.api import DefaultLogsSpecs
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.protocol import Script
-from lllaunch.std import Std
+from lllaunch.spec import Std
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.processes import SpawnerPool
 from lllaunch.sweep.protocol import Answer, Prepared, SpawnerKey

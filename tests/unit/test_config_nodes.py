@@ -21,8 +21,7 @@ from lllaunch.config.plan import (
 from lllaunch.config.resolve import nodes_ahead
 from lllaunch.config.schema import schema_node
 from lllaunch.errors import ConfigError
-from lllaunch.spec import LaunchSpec, Nodes
-from lllaunch.std import Std
+from lllaunch.spec import LaunchSpec, Nodes, Std
 from tests.unit import launch_nodes
 from tests.unit.launch_nodes import mistakes, plan_text
 

@@ -17,8 +17,7 @@ from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import DEFAULT_PRESET, SYNONYMS, schema_node
 from lllaunch.errors import ConfigError
 from lllaunch.launch_settings import KEYS
-from lllaunch.spec import Entrypoint, LaunchSpec
-from lllaunch.std import Std
+from lllaunch.spec import Entrypoint, LaunchSpec, Std
 from tests.unit.launch_nodes import mistakes
 
 HERE = str(Path(__file__).parent)

@@ -28,7 +28,7 @@ from lllaunch.config.values import (
     write_mask,
 )
 from lllaunch.errors import Unfit
-from lllaunch.std import Std
+from lllaunch.spec import Std
 from lllaunch.text import as_ranges, write_range
 from tests.unit.launch_nodes import mistakes
 

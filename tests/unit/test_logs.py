@@ -7,7 +7,7 @@ import pytest
 
 from lllaunch.errors import OutputError
 from lllaunch.multiprocessing import DefaultLogsSpecs
-from lllaunch.std import Std, to_map
+from lllaunch.spec import Std, to_map
 from lllaunch.workers.log_files import destinations, make_attempt_dir
 
 

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from lllaunch.difference import differences
+from lllaunch.documents import differences
 from lllaunch.errors import ConfigError
 from lllaunch.launch_settings import PLANNED
 from lllaunch.sweep.fingerprint import (

@@ -16,7 +16,6 @@ from lllaunch.text import (
     printable,
     shorten,
     shorten_middle,
-    tidy,
     visible,
 )
 
@@ -29,17 +28,17 @@ def test_each_has_its_own_way() -> None:
     assert coloured(HOSTILE) == ("\x1b[31mred\x1b[0m\t\\x07\\x9b\\u202e\\ud800 é\\r\\nend\x1b[0m")
     assert printable(HOSTILE, 20) == "\\x1b[31m...é\\r\\nend"
     assert clean("a\x1b[31mb\x00\tc\nd") == "ab\N{REPLACEMENT CHARACTER}\tc\nd"
-    assert tidy("\ud800\uffff") == "\N{REPLACEMENT CHARACTER}" * 2
+    assert clean("\ud800\uffff") == "\N{REPLACEMENT CHARACTER}" * 2
 
 
 @given(st.text(st.characters(codec=None)))
 def test_nothing_is_left_that_a_terminal_obeys(text: str) -> None:
     for shown in (plain(text), printable(text, 10**9)):
         assert shown.isprintable()
-    for shown in (visible(text), clean(text), tidy(text)):
+    for shown in (visible(text), clean(text)):
         controls = {char for char in shown if unicodedata.category(char) == "Cc"}
         assert controls <= {"\n", "\t"}
-    tidy(text).encode()
+    clean(text).encode()
     assert visible(visible(text)) == visible(text)
 
 
