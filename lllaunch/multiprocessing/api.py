@@ -137,10 +137,16 @@ class DefaultLogsSpecs(LogsSpecs):
         if self._root_log_dir == os.devnull:
             attempt_dir = os.devnull
         else:
-            run_dir = self._run_directory(shared.get("TORCHELASTIC_RUN_ID", "test_run_id"))
+            if self._run_log_dir is None:
+                # The id is part of one name: a slash in it must not lead elsewhere.
+                run_id = shared.get("TORCHELASTIC_RUN_ID", "test_run_id").replace(os.sep, "_")
+                with naming(self.root_log_dir):
+                    os.makedirs(self.root_log_dir, exist_ok=True)
+                self._run_log_dir = _temporary_directory(f"{run_id}_", self._root_log_dir)
+                logger.info("log directory set to: %s", self._run_log_dir)
             number = shared.get("TORCHELASTIC_RESTART_COUNT", "0")
             first = int(number) if number.isdecimal() else 0
-            attempt_dir, _ = make_attempt_dir(run_dir, first, nprocs)
+            attempt_dir, _ = make_attempt_dir(self._run_log_dir, first, nprocs)
         announce(envs, attempt_dir)
         return destinations(
             attempt_dir,
@@ -148,16 +154,6 @@ class DefaultLogsSpecs(LogsSpecs):
             to_map(self._tee, nprocs),
             self._local_ranks_filter,
         )
-
-    def _run_directory(self, run_id: str) -> str:
-        if self._run_log_dir is None:
-            # The id is part of one name: a slash in it must not lead elsewhere.
-            prefix = run_id.replace(os.sep, "_") + "_"
-            with naming(self.root_log_dir):
-                os.makedirs(self.root_log_dir, exist_ok=True)
-            self._run_log_dir = _temporary_directory(prefix, self._root_log_dir)
-            logger.info("log directory set to: %s", self._run_log_dir)
-        return self._run_log_dir
 
     def __repr__(self) -> str:
         return (
@@ -265,6 +261,8 @@ class PContext(group.WorkerProcesses, abc.ABC):
         super().__init__(name, len(args), files, shown, attempt=attempt)
         self._handle_signals = handle_signals
         self._handlers = contextlib.ExitStack()
+        # return values by local rank; programs have none
+        self._values: dict[int, Any] = dict.fromkeys(range(self.nprocs))
 
     def start(self) -> None:
         """Start the processes. They run when this returns, or `wait` reports their failure.
@@ -330,7 +328,7 @@ class PContext(group.WorkerProcesses, abc.ABC):
                 failures[rank] = found
         failures = dict(sorted(failures.items(), key=lambda item: item[1].timestamp_ns))
         complete = at_fault is None and len(self.exits) == self.nprocs
-        values = self._return_values() if complete and not failures else {}
+        values = self._values if complete and not failures else {}
         return RunProcsResult(values, failures, self.stdouts, self.stderrs)
 
     def _failure(
@@ -349,10 +347,6 @@ class PContext(group.WorkerProcesses, abc.ABC):
         failure = ProcessFailure(rank, end.pid, end.exitcode, error_file, exit_time_ns=end.time_ns)
         failure.message = failure.message if blamed is None else blamed
         return failure
-
-    def _return_values(self) -> dict[int, Any]:
-        """Return values by local rank; programs have none."""
-        return dict.fromkeys(range(self.nprocs))
 
     def release(self) -> None:
         """As `WorkerProcesses.release`; puts back handlers of signals."""
@@ -408,10 +402,7 @@ def _numa_binding(name: str) -> Callable[..., Any]:
     """Torch's function; whoever passes NUMA options has imported torch to make them."""
     from torch.numa import binding  # noqa: PLC0415 - on request only: it imports torch
 
-    found = getattr(binding, name, None)
-    if found is None:
-        raise RuntimeError(f"numa_options: this version of torch has no torch.numa.binding.{name}")
-    return found  # type: ignore[no-any-return]
+    return getattr(binding, name)  # type: ignore[no-any-return]
 
 
 def call_bound(function: Callable[..., Any], args: tuple[Any, ...], gpu: int, options: Any) -> Any:
@@ -497,12 +488,11 @@ class MultiprocessContext(PContext):
         self.start_method = start_method
         self._numa_options = numa_options
         self._scratch = ""
-        self._values: dict[int, Any] = {}
 
     def _start(self) -> None:
         self._scratch = _temporary_directory("lllaunch_", None)
         for rank, env in self.envs.items():
-            env[RETURN_FILE] = self._return_file(rank)
+            env[RETURN_FILE] = os.path.join(self._scratch, f"{rank}.pkl")
         assert callable(self.entrypoint)
         numa = self._numa_options
         calls: dict[int, tuple[Callable[..., Any], tuple[Any, ...]]] = {
@@ -529,19 +519,11 @@ class MultiprocessContext(PContext):
         assert isinstance(self._starter, Spawner)
         self._starter.flush()
 
-    def _return_file(self, rank: int) -> str:
-        return os.path.join(self._scratch, f"{rank}.pkl")
-
-    def _return_values(self) -> dict[int, Any]:
-        if not self._values:
-            self._values = {rank: self._load(rank) for rank in range(self.nprocs)}
-        return self._values
-
     def _load(self, rank: int) -> Any:
-        path = self._return_file(rank)
+        path = os.path.join(self._scratch, f"{rank}.pkl")
         try:
             if not os.path.exists(path):
-                with open(f"{path.removesuffix('.pkl')}.json", "rb") as file:
+                with open(os.path.join(self._scratch, f"{rank}.json"), "rb") as file:
                     return json.load(file)
             with open(path, "rb") as file:
                 # Written by a function of the caller's own program.
@@ -559,7 +541,7 @@ class MultiprocessContext(PContext):
             return
         try:
             if len(self.exits) == self.nprocs and not any(map(_failed, self.exits.values())):
-                self._return_values()
+                self._values = {rank: self._load(rank) for rank in range(self.nprocs)}
         finally:
             super().release()
             shutil.rmtree(self._scratch, ignore_errors=True)

@@ -57,7 +57,6 @@ class _Fields(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Fields).decode
-_TOO_LONG = f"it is longer than {select.PIPE_BUF} bytes"
 
 
 def request_of(pid: Any, scope: Any, expiration_time: Any, signum: int) -> FileTimerRequest:
@@ -75,37 +74,27 @@ class RequestReader:
 
     def __init__(self) -> None:
         self._rest = b""
-        self._overlong = False
 
     def feed(self, block: bytes) -> tuple[list[FileTimerRequest], list[tuple[bytes, str]]]:
         """Take the next bytes; return the requests in order, and bad lines with what is wrong."""
         lines = (self._rest + block).split(b"\n")
-        self._rest = lines.pop()
+        # so much shows that it is too long
+        self._rest = lines.pop()[: select.PIPE_BUF]
         requests: list[FileTimerRequest] = []
         wrong: list[tuple[bytes, str]] = []
-        if self._overlong and lines:
-            # It was reported when it grew too long.
-            self._overlong = False
-            del lines[0]
-        for line in lines:
-            if not line.strip():
-                continue
+        for line in filter(bytes.strip, lines):
             found = parse(line)
             if isinstance(found, FileTimerRequest):
                 requests.append(found)
             else:
                 wrong.append((line, found))
-        if len(self._rest) >= select.PIPE_BUF:
-            if not self._overlong:
-                wrong.append((self._rest, _TOO_LONG))
-            self._rest, self._overlong = b"", True
         return requests, wrong
 
 
 def parse(line: bytes) -> FileTimerRequest | str:
     """Return the request that a line is, or what is wrong with it."""
     if len(line) >= select.PIPE_BUF:
-        return _TOO_LONG
+        return f"it is longer than {select.PIPE_BUF} bytes"
     try:
         return _decode(line).request()
     except msgspec.ValidationError as error:
