@@ -274,6 +274,8 @@ def _left_early(cause: LeftEarly, cwd: str) -> str:
     if cause.file:
         where += f", at {shown_path(cause.file, cwd)}:{cause.line}"
     ran = duration(cause.ran_seconds)
+    if cause.left_file:
+        ran += f" by sys.exit at {shown_path(cause.left_file, cwd)}:{cause.left_line}"
     return f"ended with success after {ran}, {when}: it left while they were {where}"
 
 

@@ -384,9 +384,10 @@ def complete(
             directory = f"{last.path}/{worker.local_rank}"
             if (value := find_return_value(directory)) is not None:
                 values[worker.rank] = value
-            for path in (f"{directory}/stdout.log", f"{directory}/stderr.log"):
+            for name in ("stdout.log", "stderr.log", EXIT_FILE):
+                path = f"{directory}/{name}"
                 with contextlib.suppress(OSError):
-                    if not os.lstat(path).st_size:
+                    if name == EXIT_FILE or not os.lstat(path).st_size:
                         os.unlink(path)
         result = replace(result, return_values=values)
     return result

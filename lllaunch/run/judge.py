@@ -443,6 +443,8 @@ def _left_early(
         file=call.file if call else "",
         line=call.line if call else 0,
         operation=operation,
+        left_file=last.exit_call.file if last.exit_call else "",
+        left_line=last.exit_call.line if last.exit_call else 0,
     )
     return _of_attempt(record, cause, at, rank=last.rank, local_rank=last.local_rank)
 

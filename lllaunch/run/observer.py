@@ -302,7 +302,7 @@ class RunObserver:
         return self.records()[-1] if self._attempts else None
 
     def records(self) -> list[AttemptRecord]:
-        """Return what is known of every attempt; reads the files of workers that failed."""
+        """Return what is known of every attempt; reads the files of workers that have ended."""
         for attempt in self._attempts:
             for worker in attempt.workers:
                 self._read_files(worker)
@@ -415,18 +415,18 @@ class RunObserver:
                 worker.progress = Reached(far.step, far.total, at, far.metrics)
 
     def _read_files(self, worker: WorkerRecord) -> None:
-        """Read, once, what a worker wrote of its failure."""
+        """Read, once, what a worker wrote of its end."""
         exited, files = worker.exited, worker.files
-        if exited is None or not exited.exitcode or worker.was_read:
+        if exited is None or worker.was_read:
             return
         worker.was_read = True
         from lllaunch.run import excerpts  # noqa: PLC0415 - imported by now
 
-        if files.error:
+        if files.error and exited.exitcode >= 0:
+            worker.exit_call = excerpts.read_exit_call(files.error, exited.exitcode, self.hide)
+        if files.error and exited.exitcode:
             worker.error = excerpts.read_error(files.error, self.hide)
             worker.trace = excerpts.read_collectives(files.directory, worker.rank)
-            if exited.exitcode > 0:
-                worker.exit_call = excerpts.read_exit_call(files.error, exited.exitcode, self.hide)
         if exited.exitcode == -signal.SIGABRT and not worker.sent:
             worker.misfit = excerpts.read_misfit(files.stderr, self.hide)
         if exited.exitcode < 0 and not worker.sent:

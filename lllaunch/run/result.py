@@ -106,6 +106,8 @@ class LeftEarly(Said, frozen=True):
     line: int = 0  # line in that file
     # ``all_reduce #4 of default_pg (float32 [4])``, where torch has recorded that
     operation: str = ""
+    left_file: str = ""  # where it had called ``sys.exit``, or an empty string
+    left_line: int = 0  # line in that file
 
     def __str__(self) -> str:
         return "ended with success while others were still in a collective operation with it"

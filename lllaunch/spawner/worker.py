@@ -308,14 +308,12 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _status(end: SystemExit) -> int:
-    code = end.code
-    if code is None:
-        return 0
-    if isinstance(code, int) and code & 0xFF == 0:
-        return 0
+    code = 0 if end.code is None else end.code
     with contextlib.suppress(Exception):
-        # It only explains the exit status.
-        _record_exit(end)
+        # It only explains the exit status; or why others wait in vain, who are in a group with it.
+        distributed = sys.modules.get("torch.distributed")
+        if code != 0 or (distributed is not None and distributed.is_initialized()):
+            _record_exit(end)
     if isinstance(code, int):
         return code & 0xFF
     _print(code)
@@ -332,8 +330,9 @@ def _record_exit(end: SystemExit) -> None:
     theirs = [frame for frame in frames if not frame.filename.startswith(libraries)]
     # The user's line that called, say, a parser of arguments rather than the line in there.
     frame = (theirs or frames)[-1]
+    code = 0 if end.code is None else end.code
     called = {
-        "code": end.code if isinstance(end.code, int) else str(end.code),
+        "code": code if isinstance(code, int) else str(code),
         "file": frame.filename,
         "line": frame.lineno,
         "function": frame.name,

@@ -85,7 +85,7 @@ CAUSES = {
     causes.OutOfMemory(4096, None),
     causes.OutOfMemory(4096, 8192),
     causes.OutOfMemory(4096, 8192, "RuntimeError: killed"),
-    causes.LeftEarly(1.5, 12, (0, 2), "all_reduce", "/a.py", 3),
+    causes.LeftEarly(1.5, 12, (0, 2), "all_reduce", "/a.py", 3, "", "/b.py", 4),
     causes.DiskFull(1, "/run/attempt_0/0", 4096, 0),
     causes.StartFailure("/bin/x", "No such file", 2),
     causes.SpawnerLost(7, None),
