@@ -198,7 +198,8 @@ def _root(root: RootCause, outcome: RunResult, cwd: str) -> Iterator[Part]:
         "cause",
     )
     if root.explanation is not None:
-        yield f"Why ({root.explanation.sure}): {capitalised(root.explanation.text)}"
+        why = root.explanation.text.replace(f"{cwd}/", "")
+        yield f"Why ({root.explanation.sure}): {capitalised(why)}"
     yield _furthest(outcome)
     if root.collectives is not None:
         yield f"{capitalised(disagreement_text(root.collectives, cwd))}."

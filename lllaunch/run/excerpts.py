@@ -252,6 +252,14 @@ def read_misfit(stderr: str, hide: Callable[[str], str] = str) -> tuple[int, int
     return next(((int(sizes[1]), int(sizes[2])) for sizes in found if sizes), None)
 
 
+def read_forward_call(stderr: str, hide: Callable[[str], str] = str) -> Frame | None:
+    """Return the user's call whose gradient is NaN, as torch's anomaly mode writes to stderr."""
+    excerpt = tail(stderr, 100 * LINES, hide)
+    text = "" if excerpt is None else "\n".join(excerpt.lines)
+    _, found, after = text.rpartition("Traceback of forward call that caused the error:")
+    return users_call(f"{_TITLE}{after.partition(_TITLE)[0]}") if found else None
+
+
 def without_dump(lines: Iterable[str]) -> tuple[str, ...]:
     """Returns lines of a log without the stacks that faulthandler wrote there."""
     kept: list[str] = []

@@ -750,6 +750,8 @@ def _of_exit(status: int, worker: WorkerRecord, record: AttemptRecord) -> Iterat
     yield _CUT_SHORT.search(said), "itself", "likely", text
     text = "The torch that is installed is built without CUDA: it computes on the CPU only."
     yield _NO_CUDA.search(said), "itself", "likely", text
+    text = f"The gradient that is wrong is of the call at {worker.forward}."
+    yield worker.forward, "itself", "certain", text
     if said:
         return
     yield status in _BY_STATUS, "itself", "possible", _BY_STATUS.get(status, "")

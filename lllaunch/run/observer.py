@@ -100,6 +100,8 @@ class WorkerRecord(Struct):
     # bytes that gloo had received for a collective, and that its own call had room for, where it
     # aborted the worker for that
     misfit: tuple[int, int] | None = None
+    # the call whose gradient is wrong, where torch's anomaly mode has found one
+    forward: Frame | None = None
     # where it stood when a fatal signal ended it, innermost first
     crash: tuple[Frame, ...] = ()
     shown: bool = False  # whether its standard error is on the console already
@@ -426,6 +428,8 @@ class RunObserver:
             worker.exit_call = excerpts.read_exit_call(files.error, exited.exitcode, self.hide)
         if files.error and exited.exitcode:
             worker.error = excerpts.read_error(files.error, self.hide)
+            if worker.error is not None and "' returned nan values in" in worker.error.message:
+                worker.forward = excerpts.read_forward_call(files.stderr, self.hide)
             worker.trace = excerpts.read_collectives(files.directory, worker.rank)
         if exited.exitcode == -signal.SIGABRT and not worker.sent:
             worker.misfit = excerpts.read_misfit(files.stderr, self.hide)

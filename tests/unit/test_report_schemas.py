@@ -118,6 +118,7 @@ FINDINGS = {
     findings.Asked(2, 3.5),
     findings.Asked(3),
     findings.GaveUp(600.0),
+    findings.Straggler(1, 5, 5, 0.9),
     findings.FoundElsewhere("node 1 (b)", "stalled"),
 }
 FATES: tuple[AnyWorker, ...] = (

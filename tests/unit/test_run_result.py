@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from lllaunch.run.excerpts import (
     complete,
     find_return_value,
     read_error,
+    read_forward_call,
     tail,
 )
 from lllaunch.run.result import (
@@ -346,3 +348,21 @@ def test_a_secret_that_is_cut_by_the_beginning_of_the_tail_is_hidden(tmp_path):
 )
 def test_causes_explain_themselves(cause, text):
     assert str(cause) == text
+
+
+def test_of_a_gradient_that_is_nan_the_forward_call_is_read(tmp_path: Path) -> None:
+    stderr = tmp_path / "stderr.log"
+    stderr.write_text(
+        "graph.py:979: UserWarning: Error detected in SqrtBackward0. "
+        "Traceback of forward call that caused the error:\n"
+        '  File "/home/train.py", line 9, in <module>\n    main()\n'
+        '  File "/home/train.py", line 4, in loss\n    wrong = torch.sqrt(x)\n'
+        " (Triggered internally at python_anomaly_mode.cpp:122.)\n"
+        "Traceback (most recent call last):\n"
+        '  File "/home/train.py", line 5, in loss\n    wrong.backward()\n'
+        "RuntimeError: Function 'SqrtBackward0' returned nan values in its 0th output.\n"
+    )
+    found = read_forward_call(str(stderr))
+    assert str(found) == "/home/train.py:4 in loss"
+    stderr.write_text(stderr.read_text().partition("Traceback of forward")[2])
+    assert read_forward_call(str(stderr)) is None
