@@ -20,7 +20,6 @@ import select
 import stat
 import sys
 import time
-from _thread import RLock
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import lru_cache, wraps
@@ -52,34 +51,18 @@ _PAUSE = 0.1
 _STUCK = 1.0
 
 
-class _ThisProcess:
-    """This process, which is another after a fork."""
-
-    def __init__(self) -> None:
-        self.renew()
-        os.register_at_fork(after_in_child=self.renew)
-
-    def renew(self) -> None:
-        """Begin anew; called in each fork, which holds no timers."""
-        # Asking the kernel for it takes a third of the time of a request.
-        self.pid = os.getpid()
-        # Names of the timers that `deadline` has set, and what guards them. Re-entrant, as a
-        # signal handler may use timers too. The thread that held it in the parent is not here.
-        self.scopes: set[str] = set()
-        self.lock = RLock()
-
-    def take(self, scope: str) -> str:
-        """Return the name itself if it is free, else the first free one of ``scope (2)``, ..."""
-        with self.lock:
-            name, number = scope, 1
-            while name in self.scopes:
-                number += 1
-                name = f"{scope} ({number})"
-            self.scopes.add(name)
-        return name
+# Names of the timers that `deadline` has set and who holds them, by process: a fork holds none.
+_held: dict[tuple[int, str], Countdown] = {}
 
 
-this_process = _ThisProcess()
+def _take(scope: str, holder: Countdown) -> str:
+    """Return the name itself if it is free, else the first free one of ``scope (2)``, ..."""
+    name, number = scope, 1
+    # one step for threads and signal handlers, which may use timers too
+    while _held.setdefault((os.getpid(), name), holder) is not holder:
+        number += 1
+        name = f"{scope} ({number})"
+    return name
 
 
 class TimerRequest:
@@ -165,11 +148,11 @@ class LocalTimerClient(TimerClient):
 
     def acquire(self, scope_id: str, expiration_time: float) -> None:
         """Sets a timer for this process."""
-        self._mp_queue.put(TimerRequest(this_process.pid, scope_id, expiration_time))
+        self._mp_queue.put(TimerRequest(os.getpid(), scope_id, expiration_time))
 
     def release(self, scope_id: str) -> None:
         """Takes back a timer of this process."""
-        self._mp_queue.put(TimerRequest(this_process.pid, scope_id, -1))
+        self._mp_queue.put(TimerRequest(os.getpid(), scope_id, -1))
 
 
 class FileTimerClient(TimerClient):
@@ -196,11 +179,11 @@ class FileTimerClient(TimerClient):
         if not math.isfinite(expiration_time):
             raise ValueError(f"timer {scope_id!r}: expiration_time is {expiration_time!r}")
         until = float(expiration_time)
-        self._send(FileTimerRequest(this_process.pid, scope_id, until, self.signal))
+        self._send(FileTimerRequest(os.getpid(), scope_id, until, self.signal))
 
     def release(self, scope_id: str) -> None:
         """Take a timer back."""
-        self._send(FileTimerRequest(this_process.pid, scope_id, -1))
+        self._send(FileTimerRequest(os.getpid(), scope_id, -1))
 
     def _send(self, request: FileTimerRequest) -> None:
         data = f"{request.to_json()}\n".encode()
@@ -340,26 +323,26 @@ class Countdown:
         client = self._client if self._client is not None else _client()
         name = self._scope
         if self._own:
-            name = this_process.take(name)
+            name = _take(name, self)
         try:
             # Before the epoch would mean to take it back; at the epoch, it expires at once.
             client.acquire(name, max(0.0, time.time() + self._after))
         except BaseException:
             if self._own:
-                this_process.scopes.discard(name)
+                del _held[os.getpid(), name]
             raise
-        self._entered, self._name, self._pid = client, name, this_process.pid
+        self._entered, self._name, self._pid = client, name, os.getpid()
 
     def __exit__(self, *exc_info: object) -> None:
         client, self._entered = self._entered, None
         # A fork that leaves the block it began in has no timer: it is its parent's.
-        if client is None or self._pid != this_process.pid:
+        if client is None or self._pid != os.getpid():
             return
         try:
             client.release(self._name)
         finally:
             if self._own:
-                this_process.scopes.discard(self._name)
+                del _held[self._pid, self._name]
 
     async def __aenter__(self) -> None:
         self.__enter__()
