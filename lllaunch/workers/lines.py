@@ -99,10 +99,8 @@ class LineSplitter:
     def _pieces(self, head: Span | None, lines: bytes | None) -> Iterator[Piece]:
         if head is not None:
             yield head
-        if lines is not None:
-            text = self._format(lines)
-            if text:
-                yield text
+        if lines is not None and (text := self._format(lines)):
+            yield text
 
     def finish(self) -> Span | None:
         """Ends the stream: the line without a newline at its end, if there is one to show."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING
 
-from lllaunch.errors import OutputError
+from lllaunch.files import naming
 from lllaunch.spec import Std
 
 if TYPE_CHECKING:
@@ -40,23 +42,15 @@ def make_attempt_dir(run_dir: str, first: int, nprocs: int) -> tuple[str, int]:
     Raises:
         OutputError: a directory cannot be made.
     """
-    number = first
-    while True:
+    for number in count(first):
         path = os.path.join(run_dir, f"attempt_{number}")
-        try:
+        with naming(path), contextlib.suppress(FileExistsError):
             os.mkdir(path)
-        except FileExistsError:
-            number += 1
-            continue
-        except OSError as error:
-            raise OutputError(path, error.strerror or str(error)) from error
-        break
+            break
     for rank in range(nprocs):
         rank_dir = os.path.join(path, str(rank))
-        try:
+        with naming(rank_dir, rank):
             os.mkdir(rank_dir)
-        except OSError as error:
-            raise OutputError(rank_dir, error.strerror or str(error), rank) from error
     return path, number
 
 
@@ -72,40 +66,29 @@ def destinations(
     output is shown; None or empty for all. Of the others, streams that are not redirected are
     discarded.
     """
-    if attempt_dir == os.devnull:
-        return _discarded(redirects, local_ranks_filter)
+    nowhere = attempt_dir == os.devnull
+
+    def path(*names: str) -> str:
+        return os.devnull if nowhere else os.path.join(attempt_dir, *names)
+
     dest = LogsDest(
-        filtered_stdout=os.path.join(attempt_dir, "filtered_stdout.log"),
-        filtered_stderr=os.path.join(attempt_dir, "filtered_stderr.log"),
+        filtered_stdout=path("filtered_stdout.log"), filtered_stderr=path("filtered_stderr.log")
     )
     for rank, mask in redirects.items():
-        rank_dir = os.path.join(attempt_dir, str(rank))
         shown = not local_ranks_filter or rank in local_ranks_filter
         teed = tee.get(rank, Std.NONE)
-        dest.error_files[rank] = os.path.join(rank_dir, "error.json")
+        dest.error_files[rank] = path(str(rank), "error.json")
         for stream, name, files, tees in (
             (Std.OUT, "stdout.log", dest.stdouts, dest.tee_stdouts),
             (Std.ERR, "stderr.log", dest.stderrs, dest.tee_stderrs),
         ):
-            if (mask | teed) & stream:
-                files[rank] = os.path.join(rank_dir, name)
+            if (mask | teed) & stream and not nowhere:
+                files[rank] = path(str(rank), name)
             else:
                 files[rank] = CONSOLE if shown else os.devnull
-            if teed & stream and shown:
-                tees[rank] = files[rank]
+            if nowhere or (teed & stream and shown):
+                tees[rank] = path(str(rank), name)
     return dest
-
-
-def _discarded(ranks: Collection[int], local_ranks_filter: Collection[int] | None) -> LogsDest:
-    """With ``/dev/null`` for a log directory there are no files; as in torch."""
-    shown = {
-        rank: CONSOLE if not local_ranks_filter or rank in local_ranks_filter else os.devnull
-        for rank in ranks
-    }
-    nowhere = dict.fromkeys(ranks, os.devnull)
-    return LogsDest(
-        shown, dict(shown), nowhere, dict(nowhere), dict(nowhere), os.devnull, os.devnull
-    )
 
 
 def announce(envs: Mapping[int, dict[str, str]], attempt_dir: str) -> None:
@@ -115,9 +98,6 @@ def announce(envs: Mapping[int, dict[str, str]], attempt_dir: str) -> None:
     of the attempt, or ``/dev/null``; the variables are then empty.
     """
     for rank, env in envs.items():
-        for variable, name in (
-            ("TORCHELASTIC_ERROR_FILE", "error.json"),
-            ("LLLAUNCH_RESULT_FILE", "return.json"),
-        ):
-            nowhere = attempt_dir == os.devnull
-            env[variable] = "" if nowhere else os.path.join(attempt_dir, str(rank), name)
+        place = "" if attempt_dir == os.devnull else os.path.join(attempt_dir, str(rank), "")
+        env["TORCHELASTIC_ERROR_FILE"] = place and f"{place}error.json"
+        env["LLLAUNCH_RESULT_FILE"] = place and f"{place}return.json"

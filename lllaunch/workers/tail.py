@@ -24,8 +24,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TextIO, TypeAlias
 
-from lllaunch.errors import OutputError
-from lllaunch.files import open_file
+from lllaunch.files import naming, open_file
 from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.process import Inotify, wait
 from lllaunch.workers.lines import LineCollapser, LineSplitter, Span
@@ -93,6 +92,7 @@ class Watching:
         self._report = report
         # what is meant to be so needs no warning
         self._warned = elsewhere
+        # those to be looked at, that which changed first before others
         self._changed: dict[FollowedFile, None] = {}
         # Files that the kernel cannot watch, and those that are not there yet.
         self._polled: set[FollowedFile] = set()
@@ -116,14 +116,16 @@ class Watching:
 
     def add(self, file: FollowedFile) -> None:
         """Takes in a file, whether it is there or not."""
-        try:
-            opened = file.is_open or file.open()
-        except OSError as error:
-            if error.errno not in _PASSING:
-                self.drop(file, error)
-                return
-            self._warn(f"{file.path}: {error.strerror}")
-            opened = False
+        opened = False
+        with self.minding(file):
+            try:
+                opened = file.open()
+            except OSError as error:
+                if error.errno not in _PASSING:
+                    raise
+                self._warn(f"{file.path}: {error.strerror}")
+        if file.dropped:
+            return
         interval = self._await_interval
         if opened:
             self._changed[file] = None
@@ -145,22 +147,27 @@ class Watching:
         self._take_changes()
         self._look()
 
-    def more(self, file: FollowedFile) -> None:
-        """Says that a file is to be looked at again at once."""
-        self._changed[file] = None
+    @contextmanager
+    def minding(self, file: FollowedFile) -> Iterator[None]:
+        """Gives a file up, with a message, if the block cannot open or read it."""
+        try:
+            yield
+        except OSError as error:
+            self._report(logging.ERROR, f"{file.path} cannot be followed: {_reason(error)}")
+            file.dropped = True
+            self._changed.pop(file, None)
 
-    def drop(self, file: FollowedFile, error: OSError) -> None:
-        """Gives a file up, with a message."""
-        self._report(logging.ERROR, f"{file.path} cannot be followed: {_reason(error)}")
-        file.dropped = True
-        self._changed.pop(file, None)
-        self._polled.discard(file)
-
-    def changed(self) -> list[FollowedFile]:
-        """The files that have changed since the last call, that which did first before others."""
+    def drain(self) -> bool:
+        """Shows a block of every file that has changed; whether there was any."""
+        busy = False
         files = [file for file in self._changed if not file.dropped]
         self._changed.clear()
-        return files
+        for file in files:
+            with self.minding(file):
+                busy = file.drain() or busy
+                if file.behind:
+                    self._changed[file] = None
+        return busy
 
     def wait(self, due: float | None, gather: float) -> None:
         """Sleeps until a file changes, the eventfd is written to, or a time has come.
@@ -315,18 +322,12 @@ class FollowedFile:
         self._splitter = LineSplitter(self._prefix if collapsed is None else b"", keep)
         self._has_live_area = destination.is_terminal and gate is None and line_filter is None
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the file was there when it was last looked for."""
-        return self._fd is not None
-
     def open(self) -> bool:
-        """Opens the file; returns False if it is not there yet."""
-        try:
-            self._fd = open_file(self.path)
-        except FileNotFoundError:
-            return False
-        return True
+        """Opens the file, if it is not open; returns False if it is not there yet."""
+        if self._fd is None:
+            with contextlib.suppress(FileNotFoundError):
+                self._fd = open_file(self.path)
+        return self._fd is not None
 
     @property
     def position(self) -> int:
@@ -676,7 +677,7 @@ class Follower:
                 busy = self._look(watching)
                 watching.wait(self._due(), gather=_GATHER_S if busy else 0.0)
             self._take_added(watching)
-            self._finish()
+            self._finish(watching)
         except Exception as error:
             if short := shortage(error):
                 text = f"the output is not shown any more, it is in the files: {short}"
@@ -708,16 +709,7 @@ class Follower:
         asked = len(self._asked)
         if asked:
             watching.catch_up()
-        busy = False
-        for file in watching.changed():
-            try:
-                busy = file.drain() or busy
-            except OSError as error:
-                watching.drop(file, error)
-                continue
-            if file.behind:
-                watching.more(file)
-        now = time.monotonic()
+        busy, now = watching.drain(), time.monotonic()
         for file in self._files:
             if file.due is not None and file.due <= now:
                 file.tick()
@@ -732,24 +724,20 @@ class Follower:
         times = [file.due for file in self._files] + [each.due for each in self._collapsed]
         return min((due for due in times if due is not None), default=None)
 
-    def _finish(self) -> None:
+    def _finish(self, watching: Watching) -> None:
         # All sizes first: what is written after this moment need not be shown, so that a worker
         # that never stops writing cannot keep us here.
         ends = {}
         for file in self._files:
-            try:
-                if not file.dropped and (file.is_open or file.open()):
+            with watching.minding(file):
+                if not file.dropped and file.open():
                     ends[file] = file.size()
-            except OSError as error:
-                self._report(logging.ERROR, f"{file.path} cannot be followed: {_reason(error)}")
         while ends:
             for file, end in tuple(ends.items()):
-                try:
+                with watching.minding(file):
                     if file.position < end and file.drain():
                         continue
                     file.finish()
-                except OSError as error:
-                    self._report(logging.ERROR, f"{file.path} cannot be read: {_reason(error)}")
                 del ends[file]
             for collapsed in self._collapsed:
                 collapsed.show()
@@ -800,10 +788,8 @@ class Tees:
         """Write lines that hold one of some texts to a file of their own."""
         if not filters:
             return
-        try:
+        with naming(path):
             dst = open(path, "w", errors="replace", buffering=1)  # noqa: SIM115 - closed by `stop`
-        except OSError as error:
-            raise OutputError(path, error.strerror or str(error)) from error
         self._filtered.append(dst)
         for rank, file in files.items():
             self._follower.add(
