@@ -124,19 +124,13 @@ class Cgroup:
 
     def kill(self) -> None:
         """SIGKILL everything in it."""
-        with (
-            contextlib.suppress(OSError),
-            open(os.path.join(self._directory, "cgroup.kill"), "w") as f,
-        ):
-            f.write("1")
+        path = os.path.join(self._directory, "cgroup.kill")
+        with contextlib.suppress(OSError), open(path, "w") as file:
+            file.write("1")
 
     def empty(self) -> bool:
         """Return whether nothing lives in it, or it is gone."""
-        try:
-            with open(os.path.join(self._directory, "cgroup.events"), "rb") as events:
-                return b"populated 1" not in events.read()
-        except OSError:
-            return True
+        return "populated 1" not in read_text(os.path.join(self._directory, "cgroup.events"))
 
     def remove(self) -> None:
         """Remove it, if nothing is in it."""

@@ -205,14 +205,10 @@ def environment_holds(pid: int, assignment: bytes) -> bool:
 def command(pid: int, width: int = 80) -> str:
     """The command line of a process, shortened to ``width``; its name if it has none."""
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            text = file.read(4096).replace(b"\0", b" ").strip()
-        if not text:
-            with open(f"/proc/{pid}/comm", "rb") as file:
-                text = file.read().strip()
+        text = _read(f"/proc/{pid}/cmdline").strip(b"\0 ") or _read(f"/proc/{pid}/comm")
     except OSError:
         return "?"
-    line = " ".join(text.decode(errors="replace").split())
+    line = " ".join(text.replace(b"\0", b" ").decode(errors="replace").split())
     return line if len(line) <= width else line[: width - 1] + "…"
 
 

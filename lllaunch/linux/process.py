@@ -258,9 +258,9 @@ def set_open_files_limit(limits: tuple[int, int]) -> None:
 _IN_MODIFY = 0x2
 _IN_Q_OVERFLOW = 0x4000
 _INOTIFY_EVENT = struct.Struct("iIII")
-# Room for hundreds of events; the kernel refuses to read into less than one with a longest name.
-_INOTIFY_BYTES = 64 * 1024
-_INOTIFY_READS = 8
+# Room for twice as many events as the kernel keeps by default (fs.inotify.max_queued_events); those
+# of watched files have no names.
+_INOTIFY_BYTES = 512 * 1024
 
 
 class Inotify:
@@ -295,21 +295,13 @@ class Inotify:
 
         Also returns whether something is missing from that.
         """
-        watches: dict[int, None] = {}
-        overflow = False
-        # Some at a time: a writer that is faster than this loop must not keep us in it.
-        for _ in range(_INOTIFY_READS):
-            try:
-                data = os.read(self._fd, _INOTIFY_BYTES)
-            except BlockingIOError:
-                break
-            offset = 0
-            while offset < len(data):
-                number, mask, _cookie, length = _INOTIFY_EVENT.unpack_from(data, offset)
-                offset += _INOTIFY_EVENT.size + length
-                overflow = overflow or bool(mask & _IN_Q_OVERFLOW)
-                watches[number] = None
-        return [*watches], overflow
+        data = b""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._fd, _INOTIFY_BYTES)
+        # the number of the watch, and what has happened
+        events = [event[:2] for event in _INOTIFY_EVENT.iter_unpack(data)]
+        overflow = any(mask & _IN_Q_OVERFLOW for _, mask in events)
+        return [*dict.fromkeys(number for number, _ in events)], overflow
 
     def close(self) -> None:
         """End all watches."""

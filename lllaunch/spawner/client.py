@@ -116,7 +116,6 @@ class Spawner:
         self._awaited_cleanup = 0  # the cleanup that is waited for; 0: none
         self._sent: list[int] = []
         self._burial: Iterator[float] | None = None
-        self._adopts = False
         self._arrival: Callable[[], None] | None = None
         self._channel: Channel | None = None
         self._epoll: select.epoll | None = None
@@ -184,11 +183,10 @@ class Spawner:
             self._send({"op": "hold"}, fds=(*Inherited.held, *self._locks))
 
     def _connect(self, sock: socket.socket) -> None:
+        self._epoll = select.epoll()
         Subreaper.need()
-        self._adopts = True
         self._cgroup = Cgroup.create(self.mark)
         self._channel = Channel(sock)
-        self._epoll = select.epoll()
         self._alarm = Alarm()
         for fd in (sock.fileno(), self._alarm.fileno()):
             self._epoll.register(fd, select.EPOLLIN)
@@ -646,12 +644,10 @@ class Spawner:
         if self._epoll is not None:
             self._epoll.close()
             self._epoll = None
+            Subreaper.release()
         if self._alarm is not None:
             self._alarm.close()
             self._alarm = None
-        if self._adopts:
-            Subreaper.release()
-            self._adopts = False
 
     def __enter__(self) -> Self:
         return self
