@@ -34,7 +34,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from lllaunch.errors import NotPicklable, OutputError
@@ -296,17 +296,6 @@ def dumps(value: object) -> bytes:
     return buffer.getvalue()
 
 
-def return_file(environ: Mapping[str, str] = os.environ) -> str:
-    """Where this worker's return value goes, or an empty string."""
-    path = environ.get(RETURN_FILE, "")
-    if path:
-        return path
-    error_file = environ.get("TORCHELASTIC_ERROR_FILE", "")
-    if not error_file or error_file == os.devnull:
-        return ""
-    return os.path.join(os.path.dirname(error_file), "return.pkl")
-
-
 def save_return_value(value: object) -> None:
     """Leave a return value where the launcher finds it.
 
@@ -314,9 +303,10 @@ def save_return_value(value: object) -> None:
         NotPicklable: it cannot be pickled.
         OutputError: the file cannot be written, and the value is not None.
     """
-    path = return_file()
-    if not path:
+    path, error_file = os.environ.get(RETURN_FILE), os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if not path and error_file in ("", os.devnull):
         return
+    path = path or os.path.join(os.path.dirname(error_file), "return.pkl")
     whose = f"the return value ({type(value).__qualname__}) of worker {os.environ.get('RANK', '?')}"
     try:
         data = dumps(value)

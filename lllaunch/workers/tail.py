@@ -262,7 +262,9 @@ class CollapsedFiles(LineCollapser):
         self._write(self.take_all(member))
 
     def _write(self, shown: Sequence[tuple[int, bytes]]) -> None:
-        for stream, lines in itertools.groupby(shown, self._stream_of):
+        for stream, lines in itertools.groupby(
+            shown, lambda line: self._stream[line[0].bit_length() - 1]
+        ):
             parts: list[bytes] = []
             said = 0
             for members, line in lines:
@@ -274,9 +276,6 @@ class CollapsedFiles(LineCollapser):
             self.files[speakers[0]].write([b"".join(parts)], files)
             for file in files:
                 file.update_live_area()
-
-    def _stream_of(self, shown: tuple[int, bytes]) -> list[int]:
-        return self._stream[shown[0].bit_length() - 1]
 
 
 class FollowedFile:
@@ -675,7 +674,10 @@ class Follower:
             while not self._stopping:
                 self._take_added(watching)
                 busy = self._look(watching)
-                watching.wait(self._due(), gather=_GATHER_S if busy else 0.0)
+                # lines in the making, or held, that are to be shown then
+                times = [file.due for file in self._files] + [each.due for each in self._collapsed]
+                due = min((moment for moment in times if moment is not None), default=None)
+                watching.wait(due, gather=_GATHER_S if busy else 0.0)
             self._take_added(watching)
             self._finish(watching)
         except Exception as error:
@@ -718,11 +720,6 @@ class Follower:
         for _ in range(asked):
             self._asked.popleft().set()
         return busy
-
-    def _due(self) -> float | None:
-        """When a line in the making, or one that is held, is to be shown, by `time.monotonic`."""
-        times = [file.due for file in self._files] + [each.due for each in self._collapsed]
-        return min((due for due in times if due is not None), default=None)
 
     def _finish(self, watching: Watching) -> None:
         # All sizes first: what is written after this moment need not be shown, so that a worker
