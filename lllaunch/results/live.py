@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from msgspec.structs import replace
 
 from lllaunch.documents import isoformat, signal_name
-from lllaunch.locks import is_held
 from lllaunch.results.history import (
     Lane,
     RunHistory,
@@ -32,17 +31,15 @@ from lllaunch.results.store import (
     changed_ns,
     contents_of,
     find,
-    lock_of,
     look,
     plain,
     progress_of,
     sample_of,
     signature,
 )
-from lllaunch.results.sweeps import SweepFiles, SweepView, is_submitted
-from lllaunch.run.directory import ATTEMPT, PLAN, RESULT, SAMPLES, SUBMISSION
+from lllaunch.results.sweeps import SweepFiles, SweepView
+from lllaunch.run.directory import ATTEMPT, SAMPLES
 from lllaunch.run.events import RankSample, RunSample, finite
-from lllaunch.sweep.journal import JOURNAL, SUMMARY
 from lllaunch.sweep.objective import Objectives
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.schedule import Durations, expected_left
@@ -310,7 +307,7 @@ class LiveReader:
     def __init__(self) -> None:
         self._queue = BatchQueue(good_for=_QUEUE_PAUSE)
         self._contents: dict[str, tuple[int | None, tuple[frozenset[str], list[str]]]] = {}
-        self._over: dict[str, tuple[int, ListEntry | None]] = {}
+        self._over: dict[str, tuple[int, ListEntry]] = {}
         self._runs: dict[str, _LiveRun] = {}
         self._sweeps: dict[str, _KnownSweep] = {}
 
@@ -326,7 +323,7 @@ class LiveReader:
             for each in find(root, contents=self._contents_of):
                 found.setdefault(os.path.realpath(each.path), each)
         now_ns = time.time_ns()
-        rows = [row for each in found.values() if (row := self._row(each, now_ns)) is not None]
+        rows = [self._row(each) for each in found.values()]
         live = [row for row in rows if row.is_live]
         over = sorted(
             (row for row in rows if now_ns - (row.ended_ns or 0) < RECENT_SECONDS * 1e9),
@@ -385,40 +382,23 @@ class LiveReader:
             known = self._contents[path] = settled, contents_of(path)
         return known[1]
 
-    def _row(self, found: FoundDirectory, now_ns: int) -> ListEntry | None:
-        """Return what is to be known of a run or a sweep in a list; None if it is long over."""
+    def _row(self, found: FoundDirectory) -> ListEntry:
+        """Return what is to be known of a run or a sweep in a list; what is over is read once."""
         settled = _settled_ns(found.path)
         known = self._over.get(found.path)
         if known is not None and known[0] == settled:
             return known[1]
-        row = None
-        if not self._is_long_over(found, now_ns):
-            if found.kind == "sweep":
-                row = self._sweep_row(found.path)
-            else:
-                row = entry_of(found, self._queue)
-                if row.state == "running":
-                    row = with_now(row, self._run_now(found.path, found.names))
-        over = row is None or (not row.is_live and row.state != "unknown")
-        if over and settled is not None:
+        if found.kind == "sweep":
+            row = self._sweep_row(found.path)
+        else:
+            row = entry_of(found, self._queue)
+            if row.state == "running":
+                row = with_now(row, self._run_now(found.path, found.names))
+        if not row.is_live and row.state != "unknown" and settled is not None:
             self._over[found.path] = settled, row
             self._runs.pop(found.path, None)
             self._sweeps.pop(found.path, None)
         return row
-
-    def _is_long_over(self, found: FoundDirectory, now_ns: int) -> bool:
-        """Whether something has ended long ago, as the times of its files tell."""
-        first, last = (JOURNAL, SUMMARY) if found.kind == "sweep" else (PLAN, RESULT)
-        # what was submitted may have gone back into the queue since
-        if last not in found.names or SUBMISSION in found.names:
-            return False
-        ended = changed_ns(os.path.join(found.path, last)) or 0
-        began = changed_ns(os.path.join(found.path, first)) or 0
-        if now_ns - ended < RECENT_SECONDS * 1e9 or began > ended:
-            return False
-        if found.kind == "sweep" and is_submitted(found.path):
-            return False
-        return is_held(lock_of(found.kind, found.path)) is False
 
     def _run_now(self, path: str, names: Collection[str]) -> _LiveRun:
         return self._runs.setdefault(path, _LiveRun(path)).see(names)
