@@ -75,7 +75,7 @@ def test_a_run_has_its_result_and_exit_code_without_its_displays(tmp_path: Path,
     assert ended.code == 3, ended.err
     assert ended.result["state"] == "failed"
     messages = ["more messages of this launcher"] if "console" in view else []
-    reports = ["report for GitHub Actions"] if "github" in view or view == REPORT else []
+    reports = ["report for GitHub Actions"] if "results" in view or view == REPORT else []
     expect_notices(ended.err, messages + reports)
     assert ("FAILED after" in ended.err) == (view != REPORT)
 
