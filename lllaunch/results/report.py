@@ -21,7 +21,7 @@ from lllaunch.console.stream import showing
 from lllaunch.console.summary import verdict_text
 from lllaunch.documents import isoformat, signal_name
 from lllaunch.errors import ExitCode
-from lllaunch.files import naming, within, write_all, write_atomic
+from lllaunch.files import naming, within, working_directory, write_all, write_atomic
 from lllaunch.results.locate import locate
 from lllaunch.results.store import FoundDirectory, ListEntry, read_overrides, unreadable
 from lllaunch.results.sweeps import SweepView, view_sweep
@@ -748,11 +748,7 @@ def _in_github_actions() -> bool:
 def source_roots() -> tuple[str, ...]:
     """Returns the directories of the user's own source files: the checkout, then where we are."""
     checkouts = (os.environ.get("GITHUB_WORKSPACE"), os.environ.get("CI_PROJECT_DIR"))
-    try:
-        here = os.getcwd()
-    except OSError:  # it was removed
-        here = ""
-    return tuple(root for root in (*checkouts, here) if root)
+    return tuple(root for root in (*checkouts, working_directory()) if root)
 
 
 def tell_github(report: Report, output: str | None = None) -> None:

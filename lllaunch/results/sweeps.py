@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from msgspec import structs
 
@@ -315,9 +315,6 @@ def without_secrets(job: JobHistory, hide: Callable[[str], str]) -> JobHistory:
 
 # In time
 
-SlotKind = Literal["gpu", "cpu", "job"]
-"""What tries are laid out on: GPUs, cores, or places for jobs that held neither."""
-
 
 class JobTry(JobHistory, frozen=True):
     """One try of one job: what was known of the job by then, without secrets."""
@@ -340,7 +337,7 @@ class JobTry(JobHistory, frozen=True):
 class SlotTrack:
     """Tries that came one after the other."""
 
-    kind: SlotKind
+    kind: str  # ``gpu``, ``cpu``, or ``job``: a place for jobs that held neither
     name: str
     tries: tuple[JobTry, ...] = ()
 
@@ -400,7 +397,7 @@ def sweep_in_time(
     )
 
 
-_KINDS: tuple[SlotKind, ...] = ("gpu", "cpu", "job")
+_KINDS = ("gpu", "cpu", "job")
 
 
 def tracks_of(timeline: SweepTimeline) -> tuple[SlotTrack, ...]:
@@ -412,16 +409,16 @@ def tracks_of(timeline: SweepTimeline) -> tuple[SlotTrack, ...]:
     Returns GPUs, then cores, then places. If tries on one GPU overlap, which they do only if a
     clock was set meanwhile, it has several tracks.
     """
-    found: dict[tuple[SlotKind, str], list[list[JobTry]]] = {}
-    for gpu in timeline.slots.gpus:
-        found["gpu", gpu] = [[]]
+    found: dict[tuple[str, str], list[list[JobTry]]]
+    found = {("gpu", gpu): [[]] for gpu in timeline.slots.gpus}
     on_cores = any(each.lease.cpus and not each.lease.gpus for each in timeline.tries)
     for core in timeline.slots.cpus if on_cores else ():
         found["cpu", str(core)] = [[]]
     for each in timeline.tries:
-        kind, names = _held(each)
-        for name in names:
-            place(found.setdefault((kind, name), [[]]), each)
+        gpus = [("gpu", name) for name in dict.fromkeys(each.lease.gpus)]
+        cores = [("cpu", str(core)) for core in dict.fromkeys(each.lease.cpus)]
+        for slot in gpus or cores or [("job", "")]:
+            place(found.setdefault(slot, [[]]), each)
     tracks = [
         SlotTrack(kind, str(at) if kind == "job" else name, tuple(line))
         for (kind, name), lines in found.items()
@@ -434,14 +431,6 @@ def _order(track: SlotTrack) -> tuple[int, int, str]:
     number = int(track.name) if track.name.isdecimal() and track.name.isascii() else -1
     # as the sweep named its GPUs: those that have no numbers stay in its order
     return _KINDS.index(track.kind), number, "" if number < 0 else track.name
-
-
-def _held(each: JobTry) -> tuple[SlotKind, Sequence[str]]:
-    if each.lease.gpus:
-        return "gpu", tuple(dict.fromkeys(each.lease.gpus))
-    if each.lease.cpus:
-        return "cpu", tuple(str(core) for core in dict.fromkeys(each.lease.cpus))
-    return "job", ("",)
 
 
 T = TypeVar("T", "JobTry", "TimeSpan")

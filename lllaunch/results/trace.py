@@ -26,7 +26,6 @@ from lllaunch.text import printable
 if TYPE_CHECKING:
     from lllaunch.results.history import TimeSpan
     from lllaunch.results.store import FoundDirectory
-    from lllaunch.results.sweeps import SlotKind
 
 TraceEvent = dict[str, Any]
 
@@ -183,7 +182,7 @@ def sweep_events(sweep: SweepTimeline) -> list[TraceEvent]:
     where = whole, tracks.named("launcher", whole)
     tracks.span(where, sweep.start_ns, sweep.end_ns, "sweep", "sweep", tries=len(sweep.tries))
     tracks.instants(where, (Mark("restart", at, "resumed") for at in sweep.resumed_ns))
-    processes: dict[SlotKind, int] = {}
+    processes: dict[str, int] = {}
     for track in tracks_of(sweep):
         process, thread = _TRACKS[track.kind]
         if track.kind not in processes:

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from lllaunch.console.report import fate_text
 from lllaunch.errors import ConfigError
-from lllaunch.files import read_bytes, read_text, within
+from lllaunch.files import read_bytes, read_text, within, working_directory
 from lllaunch.results.history import (
     LATEST_NS,
     MOST_WORKERS,
@@ -136,10 +136,7 @@ class RunView:
     @cached_property
     def cwd(self) -> str:
         """The directory that paths below it are shown relative to."""
-        try:
-            return os.getcwd()
-        except OSError:  # it was removed, and nothing is below it
-            return os.devnull
+        return working_directory()
 
     @cached_property
     def timeline(self) -> RunTimeline:

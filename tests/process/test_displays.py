@@ -93,7 +93,7 @@ def test_a_sweep_has_its_results_and_exit_code_without_its_displays(
     )
     assert ended.code == 6, ended.err
     assert project.states() == {0: "succeeded", 1: "failed"}
-    whose = {"Reported": "more messages of this job", "github": "report for GitHub Actions"}
+    whose = {"Reported": "more messages of this job", "results.report": "report for GitHub Actions"}
     found = [text for part, text in whose.items() if part in view]
     expect_notices(ended.err, found or ["more messages of this sweep"])
     shown = "1 of 2 jobs succeeded, 1 failed" in ended.err
