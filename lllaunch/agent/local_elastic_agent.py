@@ -13,8 +13,6 @@ from importlib import import_module
 from string import Template
 from typing import Any
 
-from msgspec.structs import replace
-
 from lllaunch.agent.api import (
     DEFAULT_ROLE,
     OneNode,
@@ -80,34 +78,6 @@ def substitute_local_rank(args: tuple[object, ...], local_rank: int) -> tuple[ob
         Template(arg).safe_substitute(local_rank=str(local_rank)) if isinstance(arg, str) else arg
         for arg in args
     )
-
-
-def contexts_of(group: WorkerGroup, attempt: int, restart_count: int) -> dict[int, WorkerContext]:
-    """Where every worker of a group stands, by local rank."""
-    spec, handler = group.spec, group.spec.rdzv_handler
-    run_id, hostname = handler.get_run_id(), socket.gethostname()
-    return {
-        worker.local_rank: WorkerContext(
-            local_rank=worker.local_rank,
-            rank=worker.global_rank,
-            group_rank=group.group_rank or 0,
-            role_rank=worker.role_rank,
-            role_name=spec.role,
-            local_world_size=spec.local_world_size,
-            world_size=worker.world_size,
-            group_world_size=group.group_world_size or 1,
-            role_world_size=worker.role_world_size,
-            master_addr=group.master_addr or LOOPBACK,
-            master_port=group.master_port or 0,
-            restart_count=restart_count,
-            max_restarts=spec.max_restarts,
-            run_id=run_id,
-            attempt=attempt,
-            hostname=hostname,
-            use_agent_store=bool(handler.use_agent_store),
-        )
-        for worker in group.workers
-    }
 
 
 class LocalElasticAgent:
@@ -230,11 +200,12 @@ class LocalElasticAgent:
         worker_group.workers = [Worker(rank, rank, rank, size, size) for rank in range(size)]
         worker_group.group_rank, worker_group.group_world_size = 0, 1
         worker_group.master_addr = spec.master_addr or LOOPBACK
+        worker_group.master_port = spec.master_port
         if spec.master_port is None:
             # A new one per attempt: sockets of the last may linger.
             self._let_port_go()
             self._port = HeldPort(listens=store_can_be_served())
-        worker_group.master_port = spec.master_port or (self._port.port if self._port else 0)
+            worker_group.master_port = self._port.port
 
     def _let_port_go(self) -> None:
         if self._port is not None:
@@ -250,11 +221,7 @@ class LocalElasticAgent:
         return context
 
     def _start_workers(self, worker_group: WorkerGroup) -> PContext:
-        machine, spec = self._machine, worker_group.spec
-        places = contexts_of(worker_group, machine.attempt, machine.restart_count)
-        if self._port is not None and self._port.listener is not None:
-            places = {rank: replace(each, use_agent_store=True) for rank, each in places.items()}
-        envs = {}
+        spec, places, envs = worker_group.spec, self._places(worker_group), {}
         for rank, place in places.items():
             env = contract(place, os.environ)
             if spec.virtual_local_rank:
@@ -273,12 +240,40 @@ class LocalElasticAgent:
             duplicate_stdout_filters=spec.duplicate_stdout_filters,
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
             handle_signals=False,
-            attempt=machine.attempt,
+            attempt=self._machine.attempt,
         )
         self._pcontext.start()
         self._pcontext.serve_store(self._port)
         self._start_health_check()
         return self._pcontext
+
+    def _places(self, group: WorkerGroup) -> dict[int, WorkerContext]:
+        """Where every worker of a group stands, by local rank."""
+        spec, handler, machine = group.spec, group.spec.rdzv_handler, self._machine
+        run_id, hostname = handler.get_run_id(), socket.gethostname()
+        served = self._port is not None and self._port.listener is not None
+        return {
+            worker.local_rank: WorkerContext(
+                local_rank=worker.local_rank,
+                rank=worker.global_rank,
+                group_rank=group.group_rank or 0,
+                role_rank=worker.role_rank,
+                role_name=spec.role,
+                local_world_size=spec.local_world_size,
+                world_size=worker.world_size,
+                group_world_size=group.group_world_size or 1,
+                role_world_size=worker.role_world_size,
+                master_addr=group.master_addr or LOOPBACK,
+                master_port=group.master_port or 0,
+                restart_count=machine.restart_count,
+                max_restarts=spec.max_restarts,
+                run_id=run_id,
+                attempt=machine.attempt,
+                hostname=hostname,
+                use_agent_store=served or bool(handler.use_agent_store),
+            )
+            for worker in group.workers
+        }
 
     def _prefixes(self, places: dict[int, WorkerContext]) -> dict[int, str] | None:
         if not self._prefix:
