@@ -159,7 +159,7 @@ def test_the_launcher_never_imports_torch(project: Project) -> None:
         "watched.py",
         """
         import sys
-        from lllaunch.cli import main
+        from lllaunch.__main__ import main
 
         code = main()
         print("torch" in sys.modules, "numpy" in sys.modules)

@@ -17,7 +17,7 @@ from support.launching import WAIT
 from support.left import LeftRun
 from support.project import Project
 
-from lllaunch.cli import VERBS
+from lllaunch.app.command_line import VERBS
 from lllaunch.verbs.printing import Parser, perform
 
 
@@ -104,7 +104,7 @@ import runpy, sys
 
 class Interrupted:
     def find_spec(self, name, path, target=None):
-        if name == "lllaunch.cli":
+        if name == "lllaunch.app":
             raise KeyboardInterrupt
 
 sys.meta_path.insert(0, Interrupted())
@@ -119,7 +119,7 @@ def test_ctrl_c_while_the_command_line_is_imported_shows_no_traceback(project: P
 
 INTERRUPTED_AT_THE_END = """
 import os, signal, sys
-from lllaunch import cli
+from lllaunch.__main__ import main
 from lllaunch.spawner.client import Spawner
 
 def interrupted(spawner, close=Spawner.close):
@@ -128,7 +128,7 @@ def interrupted(spawner, close=Spawner.close):
 
 Spawner.close = interrupted
 sys.argv = ["lllaunch", "+exp=x"]
-sys.exit(cli.main())
+sys.exit(main())
 """
 
 

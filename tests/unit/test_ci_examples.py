@@ -27,7 +27,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from support.launching import WAIT
 from support.repositories import ENV
 
-from lllaunch.cli import VERBS
+from lllaunch.app.command_line import VERBS
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / ".github" / "workflows" / "lllaunch.yml"

@@ -47,7 +47,7 @@ def test_the_package_itself_imports_nothing_else() -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        "lllaunch.cli",
+        "lllaunch.__main__",
         "lllaunch.app.app",
         "lllaunch.config.resolve",
         "lllaunch.run.execute",
