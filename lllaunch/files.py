@@ -157,10 +157,8 @@ def write_atomic(path: str, data: bytes) -> None:
 def link_atomic(path: str, target: str) -> None:
     """Makes the symbolic link ``path`` point to ``target``; it is there at every moment."""
     directory, name = os.path.split(path)
-    temporary = os.path.join(directory, f".{name}.{os.getpid()}.tmp")
+    temporary = os.path.join(directory, f".{name}.{os.urandom(4).hex()}.tmp")
     with naming(path):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
         os.symlink(target, temporary)
         try:
             os.replace(temporary, path)

@@ -230,8 +230,7 @@ def report(value: Any) -> bool:
     """
     import json  # noqa: PLC0415 - most workers never report
 
-    from lllaunch.errors import OutputError  # noqa: PLC0415 - as above
-    from lllaunch.files import replace_file  # noqa: PLC0415 - as above
+    from lllaunch.files import write_atomic  # noqa: PLC0415 - as above
 
     def refuse(part: object) -> NoReturn:
         kind = f"{type(part).__module__}.{type(part).__qualname__}".removeprefix("builtins.")
@@ -243,9 +242,5 @@ def report(value: Any) -> bool:
     path = os.environ.get(RESULT_FILE, "")
     if not path:
         return False
-    data = json.dumps(value, default=refuse).encode()
-    try:
-        replace_file(path, data)
-    except OSError as error:
-        raise OutputError(path, error.strerror or str(error)) from error
+    write_atomic(path, json.dumps(value, default=refuse).encode())
     return True

@@ -115,33 +115,26 @@ class SignalSource:
         noticed: Callable[[int], None] | None = None,
     ) -> None:
         if signals is None:
-            named = os.environ.get(SIGNALS_TO_HANDLE)
-            signals = named_signals(DEFAULT_SIGNALS if named is None else named)
-            if named is None:
-                signals = [signum for signum in signals if signum not in quiet]
-        self._signals = tuple(signals)
-        self.quiet = frozenset(quiet).difference(self._signals)  # those
-        self._signals += tuple(self.quiet)
-        self._notice = notice
-        self._noticed = noticed
+            given = os.environ.get(SIGNALS_TO_HANDLE)
+            named = named_signals(DEFAULT_SIGNALS if given is None else given)
+            signals = {*named}.difference(quiet) if given is None else named
+        noted = {*signals}
+        self.quiet = frozenset(quiet) - noted  # those
+        noted |= self.quiet
+        if notice is not None:
+            noted |= {notice, signal.SIGTERM}
+        if stops:
+            noted.add(signal.SIGTSTP)
+        self._signals = frozenset(noted)
+        self._notice, self._noticed = notice, noticed
         # the first of SIGTERM and the ``notice`` that came, if there is a ``notice``; else None
         self.announced: int | None = None
-        if notice is not None:
-            others = {notice, signal.SIGTERM}.difference(self._signals)
-            self._signals += tuple(sorted(others))
-        self._stops = stops
-        self.stopping = False
-        if stops and signal.SIGTSTP not in self._signals:
-            self._signals += (signal.SIGTSTP,)
-        self._stop_was_blocked = False
+        self._stops, self.stopping, self._stop_was_blocked = stops, False, False
         self._before: dict[signal.Signals, Any] = {}
-        self._wakes = not raises
-        self._wakeup_before = -1
-        self._read = self._write = -1
-        self._depth = 0
-        self._raise = raises
+        self._wakes, self._raise = not raises, raises
+        self._wakeup_before = self._read = self._write = -1
+        self._depth = self._first = 0
         self._noted: list[int] = []
-        self._first = 0
         self._told = False
 
     def fileno(self) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import Struct
 
 from lllaunch.errors import ConfigError, Diagnostic
+from lllaunch.signal_source import DEFAULT_SIGNALS, SIGNALS_TO_HANDLE
 from lllaunch.spec import WORKER_NAMES
 
 # On one node the store is reached over loopback, whatever the host's name resolves to.
@@ -67,9 +68,7 @@ def contract(place: WorkerContext, outer: Mapping[str, str]) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": place.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": str(place.use_agent_store),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": outer.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": outer.get(
-            "TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
-        ),
+        SIGNALS_TO_HANDLE: outer.get(SIGNALS_TO_HANDLE, DEFAULT_SIGNALS),
     }
     if "OMP_NUM_THREADS" in outer:
         env["OMP_NUM_THREADS"] = outer["OMP_NUM_THREADS"]

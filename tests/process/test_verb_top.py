@@ -257,9 +257,7 @@ def test_keys_are_obeyed_on_a_terminal(terminal: Callable[..., Terminal]) -> Non
 
 
 def test_without_textual_it_is_a_table(terminal: Callable[..., Terminal]) -> None:
-    lacking = (
-        "import sys; sys.modules['textual'] = None; import lllaunch.__main__ as m; m.main()"
-    )
+    lacking = "import sys; sys.modules['textual'] = None; import lllaunch.__main__ as m; m.main()"
     shown = terminal("run", "--interval", "0.1", command=("-c", lacking))
     lines = shown.until(lambda lines: any("5/40" in line for line in lines), "the ranks")
     # no keys are told of
