@@ -123,10 +123,6 @@ class ErrorHandler:
     subclass may override `initialize` and `record_exception`.
     """
 
-    def _get_error_file_path(self) -> str | None:
-        """Path of this process's error file, or None to log instead."""
-        return os.environ.get("TORCHELASTIC_ERROR_FILE") or None
-
     def initialize(self) -> None:
         """Prepares the process before the code whose errors are recorded: crashes print stacks.
 
@@ -180,8 +176,8 @@ class ErrorHandler:
         self._write(data)
 
     def _write(self, data: dict[str, Any]) -> None:
-        path, text = self._get_error_file_path(), json.dumps(data)
-        if path is None:
+        path, text = os.environ.get("TORCHELASTIC_ERROR_FILE"), json.dumps(data)
+        if not path:
             logger.info("TORCHELASTIC_ERROR_FILE is not set; not written: %s", text)
             return
         try:
