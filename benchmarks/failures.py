@@ -3,6 +3,7 @@
 The line that a report should name ends with `# here: NAME`; benchmarks/diagnosis.py says what else.
 """
 
+import asyncio
 import ctypes
 import datetime as dt
 import fcntl
@@ -10,6 +11,7 @@ import json
 import mmap
 import multiprocessing
 import os
+import queue
 import resource
 import signal
 import socket
@@ -425,6 +427,95 @@ def downloads() -> None:
         while ours.recv(1 << 20):  # here: downloads
             pass
     dist.all_reduce(ONE)
+
+
+# Made up when all of those above were settled
+
+
+def uneven() -> None:
+    join()
+    for _ in range(5 if RANK == 3 else 6):
+        dist.all_reduce(ONE)
+    dist.barrier()  # here: uneven
+
+
+def loader_hangs() -> None:
+    def load() -> None:
+        time.sleep(LONG)  # here: loader_hangs
+
+    join()
+    if RANK == 1:
+        for _ in DataLoader(Samples(load), num_workers=2):
+            pass
+    dist.all_reduce(ONE)
+
+
+def order() -> None:
+    join()
+    dist.all_reduce(ONE)
+    if RANK == 2:
+        dist.all_gather([torch.ones(1) for _ in range(4)], ONE)  # here: order
+    dist.all_reduce(ONE)
+    if RANK != 2:
+        dist.all_gather([torch.ones(1) for _ in range(4)], ONE)
+
+
+def thread_dies() -> None:
+    shards: queue.Queue[int] = queue.Queue()
+
+    def read() -> None:
+        raise ValueError("shard 7 is empty")  # here: thread_dies
+
+    join()
+    if RANK == 1:
+        threading.Thread(target=read, name="reader").start()
+        shards.get()
+    dist.all_reduce(ONE)
+
+
+async def fetch() -> None:
+    await asyncio.get_running_loop().create_future()  # here: awaits
+
+
+def awaits() -> None:
+    join()
+    if RANK == 1:
+        asyncio.run(fetch())
+    dist.all_reduce(ONE)
+
+
+def killed_by_child() -> None:
+    if RANK == 2:
+        subprocess.run(["sh", "-c", "kill -9 $PPID"], check=False)  # here: killed_by_child
+    wait_for_ever()
+
+
+def native_recursion() -> None:
+    if RANK == 1:
+        sys.setrecursionlimit(10**8)
+        nested: list[object] = []
+        for _ in range(10**6):
+            nested = [nested]
+        repr(nested)  # here: native_recursion
+    wait_for_ever()
+
+
+def world_size() -> None:
+    dist.init_process_group("gloo", world_size=5, rank=RANK)  # here: world_size
+
+
+def fifo() -> None:
+    join()
+    if RANK == 1:
+        os.mkfifo("shards")
+        open("shards").close()  # here: fifo
+    dist.all_reduce(ONE)
+
+
+def alarm() -> None:
+    if RANK == 1:
+        signal.alarm(1)
+    wait_for_ever()  # here: alarm
 
 
 if __name__ == "__main__":

@@ -229,4 +229,42 @@ UNLISTED = (
         *(False, False),
         false="stalled|never came",
     ),
+    Unlisted(
+        *("uneven", "one rank has a batch less, and waits in a barrier"),
+        *(r"(?s)all_reduce #6 .*rank 3 in barrier|[Rr]ank 3 .*barrier", 3, "rank 3.*barrier"),
+    ),
+    Unlisted(
+        *("loader_hangs", "a DataLoader worker hangs"),
+        *(r"Rank 1 never came to all_reduce #1", 1, r"rank 1.*never|DataLoader"),
+    ),
+    Unlisted(
+        *("order", "two operations in another order"),
+        *(r"(?s)all_reduce #2 .*rank 2 in all_gather|[Rr]ank 2 .*all_gather", 2, "rank 2.*gather"),
+    ),
+    Unlisted(
+        *("thread_dies", "a thread raises, and its queue is waited for"),
+        *(r"ValueError: shard 7 is empty", 1, r"ValueError: shard 7 is empty"),
+    ),
+    Unlisted(
+        *("awaits", "a coroutine waits for ever"),
+        *(r"Rank 1 never came to all_reduce #1", 1, r"rank 1.*never"),
+    ),
+    Unlisted(
+        *("killed_by_child", "a child kills the worker"),
+        *(r"died of SIGKILL\n.*(another|by itself)", 2, "SIGKILL"),
+        place=False,
+    ),
+    Unlisted(
+        *("native_recursion", "the stack of native code is full"),
+        *(r"died of SIGSEGV", 1, "SIGSEGV"),
+    ),
+    Unlisted(
+        *("world_size", "a world of five, which has four"),
+        *(r"init_process_group", None, r"4/5 clients|init_process_group"),
+    ),
+    Unlisted(
+        *("fifo", "a named pipe that nobody writes to"),
+        *(r"Rank 1 never came to all_reduce #1", 1, r"rank 1.*never"),
+    ),
+    Unlisted(*("alarm", "SIGALRM", r"died of SIGALRM", 1, "SIGALRM")),
 )
