@@ -85,6 +85,8 @@ _ENDED = frozenset("ZX")
 _LATE = 1.0
 # Who can say when it last called a collective has done so by then, seconds.
 _ANSWER_SECONDS = 0.5
+# Who receives so many bytes in that time gets on.
+_DOWNLOADED = 64 * 1024
 # Where the workers are is known by then, or not at all, seconds.
 _FRAMES_SECONDS = 4.0
 
@@ -598,12 +600,15 @@ class WatchdogDriver:
     def _without_moving(
         self, now: float, detector: Detector, finding: object | None
     ) -> list[object]:
-        """A finding, if what it says of workers is so for those that call collectives, too.
+        """A finding, if what it says is so of workers that download or call collectives, too.
 
         One that sleeps between them, or waits in each for a straggler, gets on.
         """
         if not isinstance(finding, (Stalled, Spinning)):
             return [] if finding is None else [finding]
+        if self._receives(finding.ranks):
+            detector.forgive(now)
+            return []
         sources = self.recorders(finding.ranks)
         if not sources:
             return [finding]
@@ -627,6 +632,17 @@ class WatchdogDriver:
         detector.forgive(max(called.values()))
         slow = None if self._knows_straggler else collectives.straggler(traces)
         return [] if slow is None else [Straggler(*slow)]
+
+    def _receives(self, ranks: Collection[int]) -> bool:
+        """Whether more comes to workers by TCP than what is said to show that one lives."""
+        from lllaunch.watchdog.processes import received  # noqa: PLC0415 - seldom
+
+        usage = self._sampler.usage(self._pids)
+        pids = {pid for rank in ranks if rank in usage for pid in usage[rank].pids}
+        before = received(pids)
+        if before:
+            time.sleep(_ANSWER_SECONDS)
+        return before > 0 and received(pids) - before > _DOWNLOADED
 
     def _activities(
         self, usage: Mapping[int, Usage], written: Mapping[int, int]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 import struct
 import time
 from collections.abc import Iterator, Mapping
@@ -20,6 +22,7 @@ from lllaunch.testing import FakeClock
 from lllaunch.watchdog import collector
 from lllaunch.watchdog.evidence import Frame, RankStack, Thread
 from lllaunch.watchdog.findings import Asked, Finding, Spinning, Stalled
+from lllaunch.watchdog.processes import received
 from lllaunch.watchdog.sampling import Sampler, Usage
 
 HERE = (Frame("/a/train.py", 12, "step"),)
@@ -257,3 +260,16 @@ def test_who_says_that_it_gets_on_does_not_hang_when_ctrl_c_comes(
     assert driver.interrupted(2) is None
     beat(100.0)
     assert driver.interrupted(2) is not None
+
+
+@pytest.mark.skipif(shutil.which("ss") is None, reason="needs iproute2")
+def test_what_comes_by_tcp_is_counted_by_process() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+    with ours, theirs:
+        before = received({os.getpid()})
+        theirs.sendall(bytes(100_000))
+        ours.recv(100_000, socket.MSG_WAITALL)
+        assert received({os.getpid()}) - before == 100_000
+        assert received({os.getppid()}) == 0
