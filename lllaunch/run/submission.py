@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from lllaunch.run.result import RunResult
     from lllaunch.spec import Cluster
 
+_FORMER = "submission.json"  # where the version before has what was submitted
 LOG = "launcher.log"
 """What the run's launcher says in the batch job, in the run's directory."""
 SCRIPT = "submission.sh"
@@ -99,7 +100,8 @@ class Submission(Record, frozen=True, tag=True):
 def read_submission(directory: str) -> Submission | None:
     """Return what was submitted from a directory; None if nothing was."""
     found = None
-    for line in _lines(directory):
+    former = (read_text(os.path.join(directory, _FORMER)) or "").encode()
+    for line in (former, *_lines(directory)):
         with contextlib.suppress(ValueError, RecursionError):
             # names of files need not be Unicode
             found = as_record(json.loads(line), Submission)
@@ -108,7 +110,7 @@ def read_submission(directory: str) -> Submission | None:
 
 def forget_submission(directory: str) -> None:
     """Take away what a directory tells of a submission: another run begins there."""
-    for name in (SUBMISSION, FUNCTION):
+    for name in (SUBMISSION, _FORMER, FUNCTION):
         path = os.path.join(directory, name)
         with naming(path), contextlib.suppress(FileNotFoundError):
             os.unlink(path)
