@@ -41,7 +41,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters, dynamic_r
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
 from workplace import machine
 
-from lllaunch.cluster.membership import (
+from lllaunch.cluster.rendezvous import (
     Member,
     Place,
     Roster,
@@ -428,7 +428,6 @@ def _members(nodes: int) -> tuple[Member, ...]:
             node_rank=number,
             hostname=f"host{number}",
             network=f"4026531840-{number:012d}",
-            address=f"10.0.{number // 250}.{number % 250}",
             nproc=_NPROC,
             plan="0123456789abcdef" * 4,
             directory=f"/scratch/experiments/2026-11-22/12-00-00/node_{number}",

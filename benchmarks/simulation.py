@@ -38,7 +38,7 @@ from torch.distributed.elastic.rendezvous.api import (
 )
 
 from lllaunch.cluster import rendezvous
-from lllaunch.cluster.membership import Place, Roster
+from lllaunch.cluster.rendezvous import Place, Roster
 from lllaunch.documents import decode_record
 from lllaunch.errors import RendezvousFailed
 from lllaunch.events import Exited, OrphansGone
@@ -82,7 +82,7 @@ class _Left(BaseException):
 # What is asked of the store, by what for.
 _PHASES = (
     ("greet", r"/hello|/clock"),
-    ("join", r"/member/|/roster|/other_plan|MASTER_"),
+    ("join", r"/member/|/roster|MASTER_"),
     ("ranks", r"/role_info/|/assigned_ranks/"),
     ("keep-alive", r"/alive/|/looks?"),
     ("end", r"/ended"),
@@ -651,7 +651,7 @@ class _Connection(rendezvous.Rendezvous):
     ) -> None:
         node = World.present.node
         self._handler = node.handler
-        self._base = rendezvous._below(f"lllaunch/{self._run_id}", _Store(node.world, node))
+        self.base = rendezvous._below(f"lllaunch/{self._run_id}", _Store(node.world, node))
 
 
 class _Link(nodes_module._Link):
@@ -766,7 +766,7 @@ class _Watch(nodes_module._Watch):
     def _next(self) -> None:
         if self._beyond["over"] or self._node.gone:
             return
-        store = self._rendezvous._round
+        store = self._rendezvous.round
         task = _Task(self._node, lambda: self.turn(store), self._turned, keep=(self,))
         self._node.hearing[id(self)] = task
         task.run()
@@ -797,7 +797,7 @@ class _Thread:
         link = self._node.group.link
         if link is None:
             return
-        store = link._base
+        store = link.base
 
         def work() -> bool:
             """Do what `Rendezvous.answer_greetings` does in a turn."""

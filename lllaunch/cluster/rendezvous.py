@@ -1,7 +1,8 @@
 """Nodes meet through torch's rendezvous: the only module that knows it, and torch.
 
 What nodes tell each other beside torch's own keys stands below ``lllaunch`` in the same store, so
-that launchers of both kinds can meet. docs/design/several-nodes.md has the keys.
+that launchers of both kinds can meet: docs/design/several-nodes.md has the keys. A node that runs
+torchrun tells nothing of it: of that one only what torch's agents tell each other is known.
 
 Everything here may wait for other machines, so it is used in threads (`lllaunch.supervisor.nodes`).
 A thread that waits for a machine which is cut off waits for as long as an operation may take.
@@ -12,35 +13,30 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import socket
 import time
+import zlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
+
+from msgspec.structs import replace
 
 from lllaunch.clock import now_ns
 from lllaunch.cluster.address import await_endpoint, format_endpoint, is_loopback
-from lllaunch.cluster.membership import (
-    Hello,
-    Member,
-    Place,
-    Roster,
-    Share,
-    keep_alive_interval,
-    missing_text,
-    packed,
-    shares,
-    unpacked,
-)
-from lllaunch.documents import decode_record, encode_record
+from lllaunch.documents import Record, decode_record, differences, encode_record
 from lllaunch.errors import PackageMissing, RendezvousFailed
 from lllaunch.text import duration
 
 if TYPE_CHECKING:
     from lllaunch.spec import Nodes
+
+_T = TypeVar("_T")
 
 # torch's own (torch.distributed.elastic.agent.server)
 _ROLE_INFO = "torchelastic/role_info/"
@@ -59,9 +55,188 @@ _LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 # What the workers of all nodes may be idle by, and when those are that have ended.
 _IDLE_KINDS = ("stall", "silence", "spin", "progress")
 _FOR_EVER = 2**63
-# torch's defaults of a rendezvous that changes.
+# torch's defaults of a rendezvous that changes; and how many nodes may write its one value, of them
+# all, per second.
 _KEEP_ALIVE_INTERVAL = 5
 _KEEP_ALIVE_ATTEMPTS = 3
+_WRITES_PER_SECOND = 25
+
+
+# What nodes say of themselves, and what follows from it
+
+
+class Share(NamedTuple):
+    """Where the workers of one node begin."""
+
+    base_rank: int
+    world_size: int
+    base_role_rank: int
+    role_world_size: int
+
+
+def shares(nodes: Sequence[tuple[str, int]]) -> list[Share]:
+    """Lay out the workers of all nodes, one node after the other.
+
+    ``nodes``: role and number of workers of every node, by group rank.
+    """
+    of_role: Counter[str] = Counter()
+    for role, size in nodes:
+        of_role[role] += size
+    found, before = [], Counter[str]()
+    for role, size in nodes:
+        found.append(Share(before.total(), of_role.total(), before[role], of_role[role]))
+        before[role] += size
+    return found
+
+
+class Member(Record, frozen=True):
+    """What a node says of itself when it joins an attempt."""
+
+    node_rank: int | None = None
+    hostname: str = ""
+    # names the network that its loopback is of: the same on all launchers of a machine, but for
+    # those in containers and network namespaces of their own
+    network: str = ""
+    nproc: int = 0
+    plan: str = ""  # what all nodes must have in common, as JSON; empty in a `Roster`
+    attempt: int = 0  # the number that its next attempt can have at the earliest
+    restarts: int = 0
+    directory: str = ""  # where it writes, absolute
+    token: str = ""  # what it found in the run's directory of who else is there; empty if nothing
+    # seconds that its clock is ahead of node 0's; None if it is not known
+    clock_offset: float | None = None
+
+
+class Roster(Record, frozen=True):
+    """The nodes of an attempt."""
+
+    # by group rank; None for one that runs torchrun, or says nothing of itself
+    members: tuple[Member | None, ...]
+    attempt: int = 0  # number of the attempt, above all that any node has made
+    restarts: int = 0
+    # in what a plan is not that of the first node: keys and what is wrong with them
+    differing: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, members: Sequence[Member | None]) -> Roster:
+        """Return what a group comes to."""
+        known = {rank: member for rank, member in enumerate(members) if member is not None}
+        roster = cls(
+            members=tuple(member and replace(member, plan="") for member in members),
+            attempt=max((member.attempt for member in known.values()), default=0),
+            restarts=max((member.restarts for member in known.values()), default=0),
+        )
+        (first, plan), *others = [(rank, each.plan) for rank, each in known.items()] or [(0, "")]
+        rank, other = next((each for each in others if each[1] != plan), (first, plan))
+        if other == plan:
+            return roster
+        wrong = f"is not the same on all nodes, {roster.name(first)} -> {roster.name(rank)}: "
+        changes = differences(json.loads(plan), json.loads(other))
+        told = ((each.key, wrong + each.text().partition(": ")[2]) for each in changes)
+        return replace(roster, differing=tuple(told))
+
+    @property
+    def leader(self) -> int:
+        """Group rank of the node that looks after the others: the first that can."""
+        return self.of_lllaunch[0]
+
+    @property
+    def token(self) -> str:
+        """What node 0 has left in the run's directory, which names this run; empty without it."""
+        known = (member for member in self.members if member is not None)
+        return next((member.token for member in known if member.node_rank == 0), "")
+
+    @property
+    def names(self) -> frozenset[str]:
+        """What its nodes are called, but for those that run torchrun."""
+        return frozenset(self.name(rank) for rank in self.of_lllaunch)
+
+    @property
+    def of_lllaunch(self) -> list[int]:
+        """Group ranks of all nodes but those that run torchrun."""
+        return [rank for rank, member in enumerate(self.members) if member is not None]
+
+    @property
+    def mixed(self) -> bool:
+        """Whether some of them run torchrun."""
+        return any(member is None for member in self.members)
+
+    def name(self, group_rank: int) -> str:
+        """Return what a node is called: ``node 1 (host1)``."""
+        known = 0 <= group_rank < len(self.members)
+        member = self.members[group_rank] if known else None
+        if member is None:
+            which = ", which runs torchrun" if known else ""
+            return f"the node of group rank {group_rank}{which}"
+        if member.node_rank is None:
+            # its group rank is another one in each attempt
+            return f"node {member.hostname}"
+        return f"node {member.node_rank} ({member.hostname})"
+
+    def unreachable(self, master_addr: str) -> int | None:
+        """Return the group rank of a node that cannot reach rank 0's store, None without one."""
+        first = self.members[0] if is_loopback(master_addr) else None
+        others = (
+            rank
+            for rank, member in enumerate(self.members)
+            if member is not None and first is not None and member.network != first.network
+        )
+        return next(others, None)
+
+
+class Place(Record, frozen=True):
+    """Where a node stands in an attempt."""
+
+    group_rank: int
+    share: Share
+    master_addr: str
+    master_port: int
+    use_agent_store: bool  # whether that store is a launcher's already
+    roster: Roster
+    attempt: int
+    restarts: int
+
+    @property
+    def size(self) -> int:
+        """How many nodes there are."""
+        return len(self.roster.members)
+
+
+class Hello(Record, frozen=True):
+    """What a node says when it comes."""
+
+    hostname: str = ""
+    node_rank: int | None = None
+
+
+def packed(text: bytes) -> bytes:
+    """Return a text as it is stored where each node reads what all have said.
+
+    A thousand rosters of a thousand nodes are hundreds of MB; what nodes say of themselves is
+    nearly the same.
+    """
+    return zlib.compress(text, 1)
+
+
+def unpacked(data: bytes) -> bytes:
+    """Return what `packed` has packed."""
+    return zlib.decompress(data)
+
+
+def missing_text(hello: Sequence[Hello], expected: int) -> str:
+    """Return who has come, for a rendezvous that was not complete in time."""
+    names: list[str] = []
+    for each in hello:
+        rank = each.node_rank
+        name = each.hostname + ("" if rank is None else f" (node_rank {rank})")
+        if name and name not in names:
+            names.append(name)
+    if not names:
+        return f"fewer than {expected} nodes have come"
+    return f"{len(names)} of {expected} nodes have come: {', '.join(names)}"
+
+
+# torch's part
 
 
 def serve_store(listener: socket.socket) -> NoReturn:
@@ -106,6 +281,16 @@ def keep_alive(nodes: Nodes) -> tuple[float, float]:
     """Return the seconds between two signs of life, and how many may be missing in a row."""
     interval = nodes.conf.get("keep_alive_interval", _KEEP_ALIVE_INTERVAL)
     return float(interval), float(nodes.conf.get("keep_alive_max_attempt", _KEEP_ALIVE_ATTEMPTS))
+
+
+def keep_alive_interval(max_nodes: int) -> int:
+    """Return the seconds between two signs of life of a node, where the config does not say.
+
+    torch's agents all replace one value, whose size and the time to make it grow with the nodes,
+    and try again if another was faster: with a thousand nodes and torch's five seconds hardly
+    anybody would get through (docs/design/scale.md).
+    """
+    return max(_KEEP_ALIVE_INTERVAL, math.ceil(max_nodes / _WRITES_PER_SECOND))
 
 
 def torchs_keep_alive(nodes: Nodes) -> tuple[float, float]:
@@ -165,11 +350,12 @@ class Rendezvous:
         self._role = role
         self._nproc = nproc
         self._handler: Any = None
-        self._base: Any = None
         self._greeted = False
         self._rounds = 0
         self._torch_store: Any = None
-        self._round: Any = None
+        # what nodes tell each other in the run, and in the present round; None before there is one
+        self.base: Any = None
+        self.round: Any = None
         # seconds that this node's clock is ahead of node 0's; None if not known
         self.clock_offset: float | None = None
         # where this node stands in the present round; None before the first
@@ -239,7 +425,7 @@ class Rendezvous:
             parameters.config["is_host"] = False
             backend, store = module.create_backend(parameters)
         self._handler = dynamic_rendezvous.create_handler(store, backend, parameters)
-        self._base = _below(f"lllaunch/{self._run_id}", store)
+        self.base = _below(f"lllaunch/{self._run_id}", store)
 
     def _is_open_already(self) -> bool:
         """Whether the store of this run is there: an agent of torchrun here was first."""
@@ -284,19 +470,19 @@ class Rendezvous:
         Raises:
             RendezvousFailed: the store is gone.
         """
-        if self._base is None or self._greeted:
+        if self.base is None or self._greeted:
             return False
         self._greeted = True
         try:
-            number = self._base.add("hello", 1)
+            number = self.base.add("hello", 1)
             said = encode_record(Hello(socket.gethostname(), self._nodes.node_rank)).decode()
             sent = now_ns()
-            self._base.set(f"hello/{number}", said)
+            self.base.set(f"hello/{number}", said)
             if self._nodes.node_rank == 0:
                 self.clock_offset = 0.0
-            elif are_set(self._base, [f"clock/{number}"], _CLOCK_SECONDS):
+            elif are_set(self.base, [f"clock/{number}"], _CLOCK_SECONDS):
                 received = now_ns()
-                theirs = int(self._base.get(f"clock/{number}"))
+                theirs = int(self.base.get(f"clock/{number}"))
                 self.clock_offset = ((sent + received) // 2 - theirs) / 1e9
         except RuntimeError as error:
             text = f"the rendezvous at {self._at} failed: {_innermost(error)}"
@@ -305,7 +491,7 @@ class Rendezvous:
 
     def answer_greetings(self, stopped: Callable[[], bool]) -> None:
         """Tell whoever comes what time it is here; for node 0, until it is stopped."""
-        store = _another(self._base)
+        store = _another(self.base)
         number = 1
         while not stopped():
             # `knock` ends the wait
@@ -315,9 +501,9 @@ class Rendezvous:
 
     def knock(self) -> None:
         """Wake who answers greetings, so that it sees that it is over."""
-        self._base.set(f"hello/{self._base.add('hello', 1)}", "{}")
+        self.base.set(f"hello/{self.base.add('hello', 1)}", "{}")
 
-    def join(self, member: Callable[[], Member], plan: str) -> Place:
+    def join(self, member: Callable[[], Member]) -> Place:
         """Meet the other nodes, which must have a plan in common, and agree on ranks.
 
         Raises:
@@ -334,7 +520,7 @@ class Rendezvous:
                     setattr(self._handler, name, None)
             info = self._rendezvous()
             try:
-                return self._agree(info, member, plan)
+                return self._agree(info, member())
             except RuntimeError as error:
                 # A node was lost after it was counted in, and what it was to say never comes: all
                 # others find that out, and meet once more.
@@ -344,38 +530,37 @@ class Rendezvous:
                 text = f"the nodes have met at {self._at}, and one was lost: {_innermost(error)}"
                 raise RendezvousFailed(text) from error
 
-    def _agree(self, info: Any, member: Callable[[], Member], plan: str) -> Place:
+    def _agree(self, info: Any, member: Member) -> Place:
         """Agree on ranks with the nodes of a round."""
         self._torch_store = info.store
-        if self._base is None:
-            self._base = _below("lllaunch/run", info.store)
+        if self.base is None:
+            self.base = _below("lllaunch/run", info.store)
         # a static rendezvous has one store for all rounds
         static = self._nodes.backend == "static"
-        self._round = _below(f"lllaunch/{self._rounds}" if static else "lllaunch", info.store)
+        self.round = _below(f"lllaunch/{self._rounds}" if static else "lllaunch", info.store)
         rank, size = info.rank, info.world_size
-        self._round.set(f"alive/{rank}", "0")
+        self.round.set(f"alive/{rank}", "0")
         # nobody waits for it that way
-        self._round.add("looks", 0)
-        self._round.set(f"member/{rank}", encode_record(member()).decode())
+        self.round.add("looks", 0)
+        self.round.set(f"member/{rank}", encode_record(member).decode())
         before = self.place.roster.members if self.place is not None else ()
 
         def lay_out(nodes: Sequence[tuple[str, int]]) -> None:
-            roster = Roster.of(self._members(len(nodes), before), plan)
-            self._round.set("roster", packed(encode_record(roster)))
+            roster = Roster.of(self._members(len(nodes), before))
+            self.round.set("roster", packed(encode_record(roster)))
 
         share = agree(info.store, rank, size, self._role, self._nproc, lay_out)
-        bootstrap = info.bootstrap_store_info
-        if before or self._round.check(["roster"]):
-            roster = decode_record(unpacked(self._round.get("roster")), Roster)
+        if before or self.round.check(["roster"]):
+            roster = decode_record(unpacked(self.round.get("roster")), Roster)
         else:
             # group rank 0 runs torchrun
-            roster = Roster.of(self._members(size), plan)
+            roster = Roster.of(self._members(size))
         self._rounds += 1
         self.place = Place(
             group_rank=rank,
             share=share,
-            master_addr=bootstrap.master_addr,
-            master_port=bootstrap.master_port,
+            master_addr=info.bootstrap_store_info.master_addr,
+            master_port=info.bootstrap_store_info.master_port,
             use_agent_store=bool(self._handler.use_agent_store),
             roster=roster,
             attempt=roster.attempt,
@@ -385,21 +570,19 @@ class Rendezvous:
 
     def _members(self, size: int, before: Sequence[Member | None] = ()) -> list[Member | None]:
         """Return what nodes say of themselves; None for those that run torchrun."""
-        keys = known = [f"member/{rank}" for rank in range(size)]
-        # It says so before it tells torch's part; in a round that is no new one to torch, that is
-        # there already.
+        keys = {rank: f"member/{rank}" for rank in range(size)}
         if self._nodes.backend == "static" and before:
-            known = [key for key, member in zip(keys, before, strict=False) if member is not None]
-        elif not self._round.check(keys):
-            known = [key for key in keys if self._round.check([key])]
-        said = dict(zip(known, self._round.multi_get(known), strict=True))
-        return [decode_record(said[key], Member) if key in said else None for key in keys]
+            # In a round that is no new one to torch its part is there already.
+            seconds = self._nodes.timeout
+            keys = {rank: key for rank, key in keys.items() if before[rank] is not None}
+        else:
+            # it says so before it tells torch's part
+            seconds = 0.0
+        said = collect(self.round, keys, seconds)
+        return [decode_record(said[r], Member) if r in said else None for r in range(size)]
 
     def _rendezvous(self) -> Any:
         nodes, endpoint = self._nodes, self._at
-        if nodes.backend == "static" and self.place is not None and self._lost_for_good():
-            text = "a static rendezvous cannot replace a node that is gone"
-            raise RendezvousFailed(text, "launch.rdzv.backend=c10d can")
         try:
             return self._handler.next_rendezvous()
         except Exception as error:  # as above
@@ -408,52 +591,42 @@ class Rendezvous:
                 text = f"the run {self._run_id!r} at {endpoint} is over for the other nodes"
                 hint = "a new run needs another launch.rdzv.id, or a store of its own"
                 raise RendezvousFailed(text, hint) from error
+            elsewhere = nodes.backend != "etcd-v2" and not self.hosts
+            hint = "node 0 holds it, and may have ended: see what that one says"
+            hint = hint if elsewhere else ""
             late = kind == "RendezvousTimeoutError" or "imeout" in _innermost(error)
             if not late:
                 text = f"the rendezvous at {endpoint} failed: {_innermost(error)}"
-                raise RendezvousFailed(text, self._who_knows()) from error
+                raise RendezvousFailed(text, hint) from error
             within, hello = duration(nodes.join_timeout), self._hello()
             missing = missing_text(hello, nodes.min_nodes)
             text = f"{missing}; waited for {within} at {endpoint} (launch.rdzv.join_timeout)"
-            raise RendezvousFailed(text, "" if hello else self._who_knows()) from error
-
-    def _who_knows(self) -> str:
-        elsewhere = self._nodes.backend != "etcd-v2" and not self.hosts
-        return "node 0 holds it, and may have ended: see what that one says" if elsewhere else ""
-
-    def _lost_for_good(self) -> bool:
-        try:
-            known = [key for key in ("ended", "counted") if self._round.check([key])]
-            told = [json.loads(self._round.get(key)) for key in known]
-            return any(each["gone"] or each.get("missing") for each in told)
-        except (RuntimeError, ValueError, TypeError):
-            return True
+            raise RendezvousFailed(text, "" if hello else hint) from error
 
     def _hello(self) -> list[Hello]:
         """Return what nodes have said when they came; nothing if the store is gone, or unknown."""
-        if self._base is None:
+        if self.base is None:
             return []
         try:
-            count = self._base.add("hello", 0)
-            keys = (f"hello/{number}" for number in range(1, count + 1))
-            known = (self._base.get(key) for key in keys if self._base.check([key]))
-            return [decode_record(said, Hello) for said in known]
+            keys = {n: f"hello/{n}" for n in range(1, self.base.add("hello", 0) + 1)}
+            return [decode_record(said, Hello) for said in collect(self.base, keys).values()]
         except RuntimeError:
             return []
 
-    def other_plan(self, mine: str) -> str:
-        """Return the first plan that differs from the first node's, where one does."""
-        assert self.place is not None
-        if self.place.group_rank == self.place.roster.differing[0]:
-            self._round.set("other_plan", mine)
-            return mine
-        return bytes(self._round.get("other_plan")).decode("utf-8", "replace")
-
     # While an attempt goes on
+
+    @property
+    def _here(self) -> Place:
+        assert self.place is not None
+        return self.place
+
+    def put(self, name: str, text: str | bytes) -> None:
+        """Leave something of this node's where the others of the attempt find it."""
+        self.round.set(f"{name}/{self._here.group_rank}", text)
 
     def round_store(self) -> Any:
         """Return the round's own store, over a connection of its own."""
-        return _another(self._round)
+        return _another(self.round)
 
     def are_waiting(self) -> bool:
         """Return whether nodes wait to join."""
@@ -463,100 +636,69 @@ class Rendezvous:
         """Say why the attempt ends, unless somebody has said so before; ``null``: it succeeded."""
         if self._nodes.backend != "etcd-v2":
             # In one step: a node that is lost between two would leave all others waiting.
-            self._round.compare_set("ended", "", text)
-        elif self._round.add("ended_by", 1) == 1:
-            self._round.set("ended", text)
+            self.round.compare_set("ended", "", text)
+        elif self.round.add("ended_by", 1) == 1:
+            self.round.set("ended", text)
 
     def finish(self) -> None:
         """Arrive at the exit barrier; the last one ends the attempt with success."""
-        assert self.place is not None
         # where no worker is left none does anything any more
-        mine = [f"{kind}/{self.place.group_rank}" for kind in _IDLE_KINDS]
-        self._round.multi_set(mine, [str(_FOR_EVER)] * len(mine))
-        size = self.place.size
-        last = arrive(self._torch_store, size)
+        mine = [f"{kind}/{self._here.group_rank}" for kind in _IDLE_KINDS]
+        self.round.multi_set(mine, [str(_FOR_EVER)] * len(mine))
+        last = arrive(self._torch_store, self._here.size)
         if self._nodes.backend == "static":
             # torch's counts all rounds
-            last = self._round.add("arrived", 1) == size
-        if last and not self.place.roster.mixed:
+            last = self.round.add("arrived", 1) == self._here.size
+        if last and not self._here.roster.mixed:
             self.end("null")
 
     def are_all_idle(self, kind: str, now: int, valid: float) -> bool:
         """Take note that this node's workers do nothing; return whether those of all nodes do so.
 
         ``now`` is by node 0's clock, nanoseconds since the epoch; what a node says is ``valid`` for
-        so many seconds. The first node that can asks all others, and they ask it.
+        so many seconds.
         """
-        assert self.place is not None
-        roster, store = self.place.roster, self._round
-        store.set(f"{kind}/{self.place.group_rank}", str(now))
-        leads, leaders = self.place.group_rank == roster.leader, f"{kind}/{roster.leader}"
-        if not store.check([leaders]):
+        self.put(kind, str(now))
+        keys = [f"{kind}/{rank}" for rank in self._here.roster.of_lllaunch]
+        if not self.round.check(keys):
             return False
-        if not leads and int(store.get(leaders)) != _FOR_EVER:
-            keys = [kind]
-        else:
-            # also where the leader has ended, and asks nobody any more
-            keys = [f"{kind}/{rank}" for rank in roster.of_lllaunch]
-        if not store.check(keys):
-            return False
-        oldest = min(int(text) for text in store.multi_get(keys))
-        idle = now - oldest <= valid * 1e9
-        if idle and leads:
-            store.set(kind, str(now))
-        return idle
+        return now - min(map(int, self.round.multi_get(keys))) <= valid * 1e9
 
     def share_stacks(
-        self, text: str, until: float, judge: Callable[[Mapping[int, bytes]], dict[str, Any]]
-    ) -> dict[str, Any] | None:
+        self, text: str, until: float, judge: Callable[[Mapping[int, bytes]], bytes]
+    ) -> bytes | None:
         """Let all nodes know where the workers of all stand.
 
         ``until``: moment of the monotonic clock until which others are waited for. Returns what
         ``judge`` makes of what nodes say, by group rank; None if that did not come in time.
         """
-        assert self.place is not None
-        roster = self.place.roster
-        self._round.set(f"stacks/{self.place.group_rank}", text)
-        if self.place.group_rank != roster.leader:
-            if not are_set(self._round, ["group_stacks"], until + 1.0 - time.monotonic()):
-                return None
-            told: dict[str, Any] = json.loads(self._round.get("group_stacks"))
-            return told
-        known = roster.of_lllaunch
-        if not are_set(self._round, [f"stacks/{rank}" for rank in known], until - time.monotonic()):
-            known = [rank for rank in known if self._round.check([f"stacks/{rank}"])]
-        found = self._round.multi_get([f"stacks/{rank}" for rank in known])
-        document = judge(dict(zip(known, found, strict=True)))
-        self._round.set("group_stacks", json.dumps(document))
+        roster = self._here.roster
+        self.put("stacks", text)
+        if self._here.group_rank != roster.leader:
+            come = are_set(self.round, ["group_stacks"], until + 1.0 - time.monotonic())
+            return bytes(self.round.get("group_stacks")) if come else None
+        keys = {rank: f"stacks/{rank}" for rank in roster.of_lllaunch}
+        document = judge(collect(self.round, keys, until - time.monotonic()))
+        self.round.set("group_stacks", document)
         return document
 
     def ask_others(
-        self,
-        text: bytes,
-        others: Sequence[int],
-        seconds: float,
-        given_up: Callable[[], bool] = lambda: False,
+        self, text: bytes, others: Sequence[int], seconds: float, given_up: Callable[[], bool]
     ) -> dict[int, bytes]:
         """Ask other nodes where their workers stand, over a connection of its own.
 
         Returns what those have said that did in time, by group rank.
         """
-        assert self.place is not None
-        until = time.monotonic() + seconds
         store = self.round_store()
         number = store.add("looks", 1)
-        store.set(f"look/{number}", json.dumps([self.place.group_rank, text.decode()]))
-        keys = [f"look/{number}/{rank}" for rank in others]
-        while not are_set(store, keys, _MOMENT_SECONDS):
-            if time.monotonic() >= until or given_up():
-                break
-        known = [rank for rank, key in zip(others, keys, strict=True) if store.check([key])]
-        found = store.multi_get([f"look/{number}/{rank}" for rank in known]) if known else []
+        store.set(f"look/{number}", json.dumps([self._here.group_rank, text.decode()]))
+        keys = {rank: f"look/{number}/{rank}" for rank in others}
+        found = collect(store, keys, seconds, given_up)
         with contextlib.suppress(Exception):
             # etcd's knows no way to
-            for key in [f"look/{number}", *keys]:
+            for key in [f"look/{number}", *keys.values()]:
                 store.delete_key(key)
-        return dict(zip(known, map(unpacked, found), strict=True))
+        return {rank: unpacked(answer) for rank, answer in found.items()}
 
     @staticmethod
     def wanted(store: Any, number: int) -> tuple[int, bytes] | None:
@@ -566,51 +708,12 @@ class Rendezvous:
         group_rank, text = json.loads(store.get(f"look/{number}"))
         return group_rank, text.encode()
 
-    def give_answer(self, number: int, text: bytes) -> None:
-        """Tell the node that has asked where this node's workers stand."""
-        assert self.place is not None
-        self._round.set(f"look/{number}/{self.place.group_rank}", packed(text))
-
-    def confirm(self, text: str) -> None:
-        """Confirm that the attempt ends, and say how far it came here; ``null``: nobody knows."""
-        assert self.place is not None
-        self._round.set(f"end/{self.place.group_rank}", text)
-
     def has_finished(self) -> bool:
         """Return whether all have arrived, where some nodes run torchrun."""
         if self._nodes.backend == "static" and self._rounds > 1:
             # torch's counts all rounds
             return False
         return bool(self._torch_store.check([f"{_TERMINAL}/last_member"]))
-
-    # The end
-
-    def give_result(self, text: str) -> None:
-        """Leave what became of this node's part of the run, for node 0."""
-        assert self.place is not None
-        self._base.set(_result_key(self.place, self.place.group_rank), text)
-
-    def results(
-        self,
-        left: Sequence[tuple[Place, int]],
-        expected: Sequence[tuple[Place, int]],
-        seconds: float,
-        given_up: Callable[[], bool],
-    ) -> list[tuple[tuple[Place, int], bytes]]:
-        """Return what nodes have ``left``, each in a place and with its group rank there.
-
-        Those that are ``expected`` are waited for, some ``seconds`` at most.
-        """
-        store, until = self._base, time.monotonic() + seconds
-        keys = [_result_key(*each) for each in expected]
-        while keys and not are_set(store, keys, _MOMENT_SECONDS):
-            if time.monotonic() >= until or given_up():
-                break
-        keys = [_result_key(*each) for each in left]
-        if keys and not store.check(keys):
-            left = [each for each, key in zip(left, keys, strict=True) if store.check([key])]
-        texts: list[bytes] = store.multi_get([_result_key(*each) for each in left]) if left else []
-        return list(zip(left, texts, strict=True))
 
     def leave(self, *, over: bool) -> None:
         """Take leave of the other nodes."""
@@ -627,7 +730,7 @@ class Rendezvous:
                 handler._op_executor.run(exit_op(), deadline)
 
 
-def _result_key(place: Place, group_rank: int) -> str:
+def result_key(place: Place, group_rank: int) -> str:
     """Return where a node leaves what became of it, whose last place that is."""
     return f"{place.roster.token}/result/{place.attempt}/{group_rank}"
 
@@ -643,6 +746,26 @@ def are_set(store: Any, keys: Sequence[str], seconds: float) -> bool:
         # waits for what is set by comparing.
         return bool(store.check(list(keys)))
     return True
+
+
+def collect(
+    store: Any,
+    keys: Mapping[_T, str],
+    seconds: float = 0.0,
+    given_up: Callable[[], bool] | None = None,
+) -> dict[_T, bytes]:
+    """Return the values of those keys that are set, by their names; waits until all are.
+
+    For so many seconds at most, and no longer than somebody wants to know.
+    """
+    until = time.monotonic() + seconds
+    complete = not keys or store.check([*keys.values()])
+    while not complete and (left := until - time.monotonic()) > 0 and not (given_up and given_up()):
+        step = left if given_up is None else min(left, _MOMENT_SECONDS)
+        complete = are_set(store, [*keys.values()], step)
+    known = {n: key for n, key in keys.items() if complete or store.check([key])}
+    found = store.multi_get([*known.values()]) if known else []
+    return dict(zip(known, found, strict=True))
 
 
 def _below(prefix: str, store: Any) -> Any:

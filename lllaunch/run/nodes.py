@@ -34,7 +34,7 @@ from lllaunch.workers.group import UNKILLABLE_SECONDS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from lllaunch.cluster.membership import Member, Place
+    from lllaunch.cluster.rendezvous import Member, Place
     from lllaunch.run.directory import RunDirectory
     from lllaunch.run.observer import RunObserver
     from lllaunch.run.result import RootCause

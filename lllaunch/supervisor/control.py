@@ -34,7 +34,7 @@ from lllaunch.supervisor.machine import Logged
 from lllaunch.watchdog.evidence import RankStack
 
 if TYPE_CHECKING:
-    from lllaunch.cluster.membership import Place
+    from lllaunch.cluster.rendezvous import Place
     from lllaunch.supervisor.machine import GroupState
     from lllaunch.supervisor.nodes import NodeGroup
     from lllaunch.watchdog.collector import StackCollector, TraceSource

@@ -8,8 +8,6 @@ any descriptor, and for nothing longer than it must.
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 import itertools
 import json
 import math
@@ -30,15 +28,19 @@ from msgspec.structs import replace
 
 from lllaunch.clock import now_ns
 from lllaunch.cluster.address import format_endpoint, local_address, network_name
-from lllaunch.cluster.membership import CLOCK_TOLERANCE, Member, Place, Pulse
 from lllaunch.cluster.rendezvous import (
+    Member,
+    Place,
     Rendezvous,
     are_set,
+    collect,
     keep_alive,
     load_torch,
+    packed,
+    result_key,
     torchs_keep_alive,
 )
-from lllaunch.documents import Plain, as_record, decode_record, differences, encode_record
+from lllaunch.documents import Plain, as_record, decode_record, encode_record
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, RendezvousFailed
 from lllaunch.signal_source import SignalException
 from lllaunch.supervisor.machine import (
@@ -81,6 +83,8 @@ _LONGEST_PAUSE_SECONDS = 5.0
 _BENEFIT_SECONDS = 2.0
 # Of so many ranks that wait, more stacks say nothing new.
 _MOST_STACKS = 32
+# Nodes whose clocks differ by more are told so, seconds: times of theirs cannot be compared.
+_CLOCK_TOLERANCE = 1.0
 
 
 class NodeGroup:
@@ -106,16 +110,13 @@ class NodeGroup:
         self._nodes = nodes
         self._run_id = run_id
         self._role = role
-        self._nproc = nproc
-        self._plan = json.dumps(plan, sort_keys=True)
         self._address = local_address(nodes.host, nodes.port, nodes.interface)
         self._member = Member(
             node_rank=nodes.node_rank,
             hostname=socket.gethostname(),
             network=network_name(),
-            address=self._address,
             nproc=nproc,
-            plan=hashlib.sha256(self._plan.encode()).hexdigest(),
+            plan=json.dumps(plan, sort_keys=True),
             directory=directory,
         )
         self._patience = math.prod(keep_alive(nodes))
@@ -162,7 +163,7 @@ class NodeGroup:
     def _linked(self) -> _Link:
         if self._link is None:
             rendezvous = Rendezvous(
-                self._nodes, self._address, self._run_id, self._role, self._nproc
+                self._nodes, self._address, self._run_id, self._role, self._member.nproc
             )
             self._link = _Link(rendezvous, self._wake)
             self._link.do(load_torch)
@@ -189,29 +190,30 @@ class NodeGroup:
                 clock_offset=rendezvous.clock_offset,
             )
 
-        first, text = not self._joined, self._plan
+        first = not self._joined
 
-        def meet() -> tuple[Place, str]:
+        def meet() -> Place:
             if first:
                 rendezvous.connect(self.say, link.given_up.is_set)
                 self._greet(link)
-            place = rendezvous.join(member, text)
+            place = rendezvous.join(member)
             if first:
                 self._greet(link)
-            return place, rendezvous.other_plan(text) if place.roster.differing else ""
+            return place
 
+        if self._nodes.backend == "static" and self._gone:
+            text = "a static rendezvous cannot replace a node that is gone"
+            raise RendezvousFailed(text, "launch.rdzv.backend=c10d can")
         with signals.raising():
-            place: Place
-            place, other = self._await(link, meet, signals)
+            place: Place = self._await(link, meet, signals)
         self._joined = True
-        self._check(place, other)
+        self._check(place)
         self.place = place
         self.places.append(place)
         for rank in range(place.size):
             self.lost.pop(place.roster.name(rank), None)
         if first:
-            self._tell_offset(rendezvous)
-            self._tell_unshared(place)
+            self._tell_offset(rendezvous.clock_offset or 0.0)
         self._watch = _Watch(
             rendezvous, self._nodes, self._settles, self._wake, link.given_up.is_set
         )
@@ -264,48 +266,27 @@ class NodeGroup:
             self._clock = _Thread("lllaunch-clock", lambda: rendezvous.answer_greetings(is_over))
             self._clock.start()
 
-    def _check(self, place: Place, other: str) -> None:
+    def _check(self, place: Place) -> None:
+        """Raise if the nodes do not run the same plan, or cannot reach the first."""
         roster = place.roster
-        if roster.differing:
-            raise ConfigError(tuple(self._differences(place, other)))
+        problems = [Diagnostic("nodes", key, "", text) for key, text in roster.differing]
         unreachable = roster.unreachable(place.master_addr)
-        if unreachable is not None:
-            problem = Diagnostic(
-                "endpoint",
-                "launch.rdzv.endpoint",
-                repr(self._nodes.host),
+        if unreachable is not None and not problems:
+            text = (
                 f"leads to {place.master_addr} on {roster.name(0)}, which "
-                f"{roster.name(unreachable)} cannot reach: it is on another machine",
-                "set it to an address of node 0 that all nodes can reach, or set "
-                "launch.rdzv.interface",
+                f"{roster.name(unreachable)} cannot reach: it is on another machine"
             )
-            raise ConfigError((problem,))
+            hint = (
+                "set it to an address of node 0 that all nodes can reach, or set "
+                "launch.rdzv.interface"
+            )
+            host = repr(self._nodes.host)
+            problems = [Diagnostic("endpoint", "launch.rdzv.endpoint", host, text, hint)]
+        if problems:
+            raise ConfigError(tuple(problems))
 
-    def _differences(self, place: Place, other: str) -> list[Diagnostic]:
-        roster = place.roster
-        first, second = roster.leader, roster.differing[0]
-        changes = differences(json.loads(roster.plan), json.loads(other))
-        names = f"{roster.name(first)} -> {roster.name(second)}"
-        return [
-            Diagnostic("nodes", change.key, "", f"is not the same on all nodes, {names}: {text}")
-            for change in changes
-            for text in (change.text().partition(": ")[2],)
-        ]
-
-    def _tell_unshared(self, place: Place) -> None:
-        roster = place.roster
-        first = next((each for each in roster.members if each and each.node_rank == 0), None)
-        mine = roster.members[place.group_rank]
-        if first is None or mine is None or mine.token == roster.token:
-            return
-        self.say(
-            f"this node's files are in {mine.hostname}:{mine.directory}, apart from node 0's "
-            f"({first.hostname}); if both see one file system, launch.rdzv.id gives them one place"
-        )
-
-    def _tell_offset(self, rendezvous: Rendezvous) -> None:
-        offset = rendezvous.clock_offset or 0.0
-        if abs(offset) < CLOCK_TOLERANCE:
+    def _tell_offset(self, offset: float) -> None:
+        if abs(offset) < _CLOCK_TOLERANCE:
             return
         way = "ahead of" if offset > 0 else "behind"
         text = f"the clock of this node is {duration(abs(offset))} {way} that of node 0"
@@ -442,8 +423,8 @@ class NodeGroup:
         """Answer what another node has asked; waits for nothing."""
         link = self._link
         if link is not None:
-            text = json.dumps(answer).encode()
-            link.do(lambda: link.rendezvous.give_answer(number, text))
+            text = packed(json.dumps(answer).encode())
+            link.do(lambda: link.rendezvous.put(f"look/{number}", text))
 
     # What is told
 
@@ -486,10 +467,10 @@ class NodeGroup:
         def share() -> None:
             until = time.monotonic() + _STACKS_SECONDS
             document = link.rendezvous.share_stacks(
-                text, until, lambda texts: _judged(place, texts, finding)
+                text, until, lambda texts: encode_record(_judged(place, texts, finding))
             )
             if document is not None:
-                self._wake(as_record(document, GroupStacks), link)
+                self._wake(decode_record(document, GroupStacks), link)
 
         link.do(share)
 
@@ -498,7 +479,7 @@ class NodeGroup:
         if progress is not None:
             progress = replace(progress, time_ns=progress.time_ns - self._offset_ns)
         text = encode_record(progress).decode()
-        return link.do(lambda: link.rendezvous.confirm(text))
+        return link.do(lambda: link.rendezvous.put("end", text))
 
     @property
     def _offset_ns(self) -> int:
@@ -556,14 +537,12 @@ class NodeGroup:
         text = "gave no sign of life when the attempt ended"
         lost = [GroupEnd("lost", place.roster.name(each), each, text) for each in counted.missing]
         self.lost |= {each.node: text for each in lost}
-        again = self._enough_without([*self._gone, *counted.missing])
+        self._gone += counted.missing
+        again = self._store_host not in self._gone
+        if place.size - len(self._gone) < self._nodes.min_nodes:
+            elastic = self._nodes.min_nodes < self._nodes.max_nodes
+            again = place.group_rank in self._gone and elastic
         return replace(counted, gone=lost[0] if lost else None, again=again)
-
-    def _enough_without(self, gone: list[int]) -> bool:
-        assert self.place is not None
-        if self.place.size - len(gone) < self._nodes.min_nodes:
-            return self.place.group_rank in gone and self._nodes.min_nodes < self._nodes.max_nodes
-        return self._store_host not in gone
 
     @property
     def _store_host(self) -> int:
@@ -601,10 +580,10 @@ class NodeGroup:
 
     def give_result(self, document: Mapping[str, Any]) -> None:
         """Leave what became of this node's part of the run, for node 0; waits for seconds."""
-        link = self._link
-        if link is not None and self.place is not None:
-            text = json.dumps(document)
-            link.wait(link.do(lambda: link.rendezvous.give_result(text)), _FAREWELL_SECONDS)
+        link, place = self._link, self.place
+        if link is not None and place is not None:
+            key, text = result_key(place, place.group_rank), json.dumps(document)
+            link.wait(link.do(lambda: link.rendezvous.base.set(key, text)), _FAREWELL_SECONDS)
 
     def results(
         self, seconds: float, signals: SignalSource
@@ -617,19 +596,31 @@ class NodeGroup:
         link, last = self._link, self.place
         if link is None or last is None:
             return {}
+        others = [(last, rank) for rank in last.roster.of_lllaunch if rank != last.group_rank]
         # who came again has left a word when it left
-        left = [
+        earlier = [
             (before, rank)
             for before, after in itertools.pairwise(self.places)
             for rank in before.roster.of_lllaunch
             if before.roster.name(rank) not in after.roster.names
         ]
-        others = [rank for rank in last.roster.of_lllaunch if rank != last.group_rank]
-        expected = [(last, rank) for rank in others if last.roster.name(rank) not in self.lost]
-        left += [(last, rank) for rank in others]
+        keys = {
+            (place.attempt, place.roster.name(rank)): result_key(place, rank)
+            for place, rank in (*earlier, *others)
+        }
+        expected = {
+            name: key
+            for name, key in keys.items()
+            if name[0] == last.attempt and name[1] not in self.lost
+        }
         over = threading.Event()
-        collect = functools.partial(link.rendezvous.results, left, expected, seconds, over.is_set)
-        done = link.do(collect)
+
+        def read() -> dict[tuple[int, str], bytes]:
+            store = link.rendezvous.base
+            come = collect(store, expected, seconds, over.is_set)
+            return come | collect(store, {n: key for n, key in keys.items() if n not in come})
+
+        done = link.do(read)
         with contextlib.suppress(SignalException), signals.raising():
             if not link.wait(done, min(seconds, _SILENT_SECONDS)):
                 nodes = "another node" if len(expected) == 1 else f"{len(expected)} other nodes"
@@ -638,10 +629,8 @@ class NodeGroup:
         over.set()
         found: dict[str, list[tuple[int, Mapping[str, Any]]]] = {}
         if link.wait(done, _FAREWELL_SECONDS) and done.exception() is None:
-            for (place, rank), text in done.result():
-                found.setdefault(place.roster.name(rank), []).append(
-                    (place.attempt, json.loads(text))
-                )
+            for (attempt, name), text in sorted(done.result().items()):
+                found.setdefault(name, []).append((attempt, json.loads(text)))
         return found
 
     def close(self, *, over: bool) -> None:
@@ -730,7 +719,7 @@ def _farthest(texts: Iterable[bytes]) -> AttemptProgress | None:
     )
 
 
-def _judged(place: Place, texts: Mapping[int, bytes], finding: Finding) -> dict[str, Any]:
+def _judged(place: Place, texts: Mapping[int, bytes], finding: Finding) -> GroupStacks:
     """Return who hangs of all nodes.
 
     ``texts``: the stacks of nodes, by group rank.
@@ -745,12 +734,9 @@ def _judged(place: Place, texts: Mapping[int, bytes], finding: Finding) -> dict[
             node_of[each["rank"]] = node
     found = blame(stacks, _of_all(finding, place.share.base_rank))
     first = sorted(stacks, key=lambda each: (each.rank not in found.hung, each.rank))
-
     hung = [rank for rank in found.hung if rank in node_of]
     told = tuple(first[: len(hung) + _MOST_STACKS])
-    names = tuple((rank, place.roster.name(node_of[rank])) for rank in hung)
-    group: dict[str, Any] = Plain()(GroupStacks(found, told, names))
-    return group
+    return GroupStacks(found, told, tuple((r, place.roster.name(node_of[r])) for r in hung))
 
 
 def _of_all(finding: Finding, base_rank: int) -> Finding:
@@ -847,7 +833,7 @@ class _Watch(_Thread):
         self._abandoned = abandoned
         self._interval, attempts = keep_alive(nodes)
         self._patience = self._interval * attempts
-        self._pulse = Pulse(self._patience)
+        self._seen: dict[int, tuple[bytes, float]] = {}
         self._dynamic = nodes.backend != "static"
         self._ended: NodesAgreed | None = None
         # until when all are waited for that have not confirmed the end, and which of them are gone
@@ -895,7 +881,8 @@ class _Watch(_Thread):
         now = time.monotonic()
         if now >= self._next_beat:
             if self._next_beat and now - self._next_beat > self._interval:
-                self._pulse.forgive(now)
+                # this process itself did not run for a while
+                self._seen = {rank: (beat, now) for rank, (beat, _) in self._seen.items()}
             self._next_beat = now + self._interval / 2
             self._beat(store)
             self.contact = time.monotonic()
@@ -944,13 +931,12 @@ class _Watch(_Thread):
         late = now >= self._roll_ends
         if not (complete or late or self._lost):
             return False
-        there = [rank for rank in expected if complete or store.check([f"end/{rank}"])]
+        there = collect(store, {rank: f"end/{rank}" for rank in expected})
         # who lives and says nothing takes longer than it may
         missing = tuple(self._lost.intersection(expected).difference(there))
         if not late and len(there) + len(missing) < len(expected):
             return False
-        progress = _farthest(store.multi_get([f"end/{r}" for r in there])) if there else None
-        counted = NodesCounted(missing=tuple(sorted(missing)), progress=progress)
+        counted = NodesCounted(missing=tuple(sorted(missing)), progress=_farthest(there.values()))
         store.set("counted", encode_record(counted).decode())
         self._wake(counted, self)
         return True
@@ -961,8 +947,14 @@ class _Watch(_Thread):
         # all have begun to count when they joined, so this waits for nobody
         keys = [f"alive/{rank}" for rank in self._watched]
         *found, looks = store.multi_get([*keys, "looks"]) if keys else [b"0"]
-        counters = dict(zip(self._watched, found, strict=True))
-        lost = self._pulse.look(time.monotonic(), counters)
+        # No clock is compared with another machine's: a node is lost whose counter has not changed
+        # here for so long.
+        now = time.monotonic()
+        for rank, counter in zip(self._watched, found, strict=True):
+            if rank not in self._seen or self._seen[rank][0] != counter:
+                self._seen[rank] = counter, now
+        silent = {rank: now - self._seen[rank][1] for rank in self._watched}
+        lost = {rank: each for rank, each in silent.items() if each >= self._patience}
         self._lost = frozenset(lost)
         self._hear_looks(store, int(looks))
         if self._ended is not None or self._is_over():

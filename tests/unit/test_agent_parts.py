@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from lllaunch.agent import LocalElasticAgent, WorkerSpec
 from lllaunch.agent.local_elastic_agent import substitute_local_rank
 from lllaunch.clock import Deadlines
-from lllaunch.cluster.membership import Share, shares
-from lllaunch.cluster.rendezvous import agree, arrive, await_barrier
+from lllaunch.cluster.rendezvous import Share, agree, arrive, await_barrier, shares
 from lllaunch.errors import ConfigError
 from lllaunch.multiprocessing import DefaultLogsSpecs
 from lllaunch.spawner.interpreter import is_of_contract

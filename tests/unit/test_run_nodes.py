@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.ends import ended_by_launcher, placed
 
-from lllaunch.cluster.membership import Member, Place, Roster, Share
+from lllaunch.cluster.rendezvous import Member, Place, Roster, Share
 from lllaunch.errors import RendezvousFailed
 from lllaunch.results.store import lock_of
 from lllaunch.run import result as causes
@@ -34,7 +34,7 @@ FIRST, SECOND = "node 0 (a)", "node 1 (b)"
 
 
 def member(number: int, host: str, **more: Any) -> Member:
-    return Member(number, host, "net", "10.0.0.1", 1, "plan", directory=f"/r/node_{number}", **more)
+    return Member(number, host, "net", 1, "plan", directory=f"/r/node_{number}", **more)
 
 
 def place(*members: Member | None, attempt: int = 0) -> Place:

@@ -10,8 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from benchmarks.simulation import FAULTS, PHASES, Scenario, World, random_scenario
-from lllaunch.cluster.membership import keep_alive_interval
-from lllaunch.cluster.rendezvous import keep_alive, torchs_keep_alive
+from lllaunch.cluster.rendezvous import keep_alive, keep_alive_interval, torchs_keep_alive
 
 SEEDS = 40
 

@@ -13,9 +13,8 @@ import pytest
 from msgspec import to_builtins
 from msgspec.structs import asdict, replace
 
-from lllaunch.cluster.membership import Member, Place, Roster, Share
-from lllaunch.cluster.rendezvous import Rendezvous
-from lllaunch.documents import as_record, encode_record
+from lllaunch.cluster.rendezvous import Member, Place, Rendezvous, Roster, Share
+from lllaunch.documents import decode_record, encode_record
 from lllaunch.spec import Nodes
 from lllaunch.supervisor import nodes as module
 from lllaunch.supervisor.machine import (
@@ -76,10 +75,7 @@ class Playing:
         self.now = 100.0
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
         self.store = Store()
-        members = tuple(
-            Member(rank, f"host{rank}", "network", f"10.77.0.{rank + 1}", 1, "plan")
-            for rank in range(size)
-        )
+        members = tuple(Member(rank, f"host{rank}", "network", 1, "plan") for rank in range(size))
         self.heard: list[list[Any]] = [[] for _ in members]
         self.nodes = [Rendezvous(NODES, "10.77.0.1", "run", "default", 1) for _ in members]
         self.watches = []
@@ -87,7 +83,7 @@ class Playing:
         for rank, rendezvous in enumerate(self.nodes):
             share = Share(rank, size, rank, size)
             place = Place(rank, share, "10.77.0.1", 1, False, Roster(members), 0, 0)
-            rendezvous.place, rendezvous._round = place, self.store
+            rendezvous.place, rendezvous.round = place, self.store
             monkeypatch.setattr(rendezvous, "are_waiting", lambda: False)
             self.store.set(f"alive/{rank}", "0")
             heard = self.heard[rank]
@@ -198,7 +194,7 @@ def three(monkeypatch: pytest.MonkeyPatch) -> Playing:
 
 def say(group: Playing, rank: int, step: float | None, *, saved: bool = False) -> None:
     progress = AttemptProgress(step, saved, 100 + rank)
-    group.nodes[rank].confirm(json.dumps(asdict(progress)))
+    group.nodes[rank].put("end", json.dumps(asdict(progress)))
 
 
 def test_all_are_counted_when_all_have_said_how_far_it_came(three: Playing) -> None:
@@ -218,7 +214,7 @@ def test_all_are_counted_when_all_have_said_how_far_it_came(three: Playing) -> N
 def test_who_knows_nothing_is_not_waited_for(three: Playing) -> None:
     end(three, 1, FAILED)
     say(three, 0, 3.0)
-    three.nodes[1].confirm("null")
+    three.nodes[1].put("end", "null")
     say(three, 2, None)
     three.turns(3)
     farthest = AttemptProgress(3.0, checkpoint_changed=False, time_ns=102)
@@ -267,6 +263,6 @@ def test_what_all_nodes_are_told_of_stacks_is_what_one_node_judged(
         for rank in (0, 1)
     ]
     texts = {each.rank: json.dumps(to_builtins([each])).encode() for each in stacks}
-    told = json.dumps(module._judged(place, texts, Silent(2.0)))
-    group = as_record(json.loads(told), module.GroupStacks)
+    told = encode_record(module._judged(place, texts, Silent(2.0)))
+    group = decode_record(told, module.GroupStacks)
     assert sorted(group.stacks, key=lambda each: each.rank) == stacks
