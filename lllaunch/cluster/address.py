@@ -202,14 +202,9 @@ def parse_port(text: str) -> int:
 
 def is_ipv6(text: str) -> bool:
     """Return whether a text is an IPv6 address; it may have a zone (``fe80::1%eth0``)."""
-    address, percent, zone = text.partition("%")
-    if percent and not zone:
-        return False
-    try:
-        socket.inet_pton(socket.AF_INET6, address)
-    except (OSError, ValueError):
-        return False
-    return True
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.IPv6Address(text))
+    return False
 
 
 def _is_number(text: Any) -> bool:

@@ -700,14 +700,6 @@ class Rendezvous:
                 store.delete_key(key)
         return {rank: unpacked(answer) for rank, answer in found.items()}
 
-    @staticmethod
-    def wanted(store: Any, number: int) -> tuple[int, bytes] | None:
-        """Return the group rank of who asks where workers stand, and what; None if nobody does."""
-        if not store.check([f"look/{number}"]):
-            return None
-        group_rank, text = json.loads(store.get(f"look/{number}"))
-        return group_rank, text.encode()
-
     def has_finished(self) -> bool:
         """Return whether all have arrived, where some nodes run torchrun."""
         if self._nodes.backend == "static" and self._rounds > 1:

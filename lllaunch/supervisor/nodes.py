@@ -975,14 +975,16 @@ class _Watch(_Thread):
     def _hear_looks(self, store: Any, count: int) -> None:
         """Pass on what other nodes have asked."""
         while self._looks < count:
-            found = self._rendezvous.wanted(store, self._looks + 1)
-            if found is None and self._patient:
+            number = self._looks + 1
+            there = store.check([f"look/{number}"])
+            if not there and self._patient:
                 # who asks is between two words, or gone
                 self._patient = False
                 return
-            self._looks, self._patient = self._looks + 1, True
-            if found is not None and found[0] != self._place.group_rank:
-                self._wake(_Wanted(self._looks, found[1]), self)
+            self._looks, self._patient = number, True
+            asker, text = json.loads(store.get(f"look/{number}")) if there else (None, "")
+            if there and asker != self._place.group_rank:
+                self._wake(_Wanted(number, text.encode()), self)
 
 
 def _is_of_store(error: Exception) -> bool:
