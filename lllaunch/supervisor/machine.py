@@ -666,7 +666,6 @@ class Known(Record, frozen=True):
     # of the run
     signal: SignalReceived | None = None
     run_is_over: bool = False  # whether its time is
-    end: WorkerState | None = None
 
 
 class Machine:
@@ -736,8 +735,8 @@ class Machine:
     @property
     def worker_state(self) -> WorkerState:
         """What torch calls the state."""
-        if self._known.end is not None:
-            return self._known.end
+        if self.finished:
+            return WorkerState.FAILED if self.fails else WorkerState.SUCCEEDED
         if self.state is GroupState.INIT:
             return WorkerState.INIT
         if self.state in _IDLE:
@@ -963,11 +962,9 @@ class Machine:
 
     def _finish(self, _: Event) -> Finish:
         known, reason = self._known, self._known.reason
-        end = WorkerState.FAILED if reason else WorkerState.SUCCEEDED
-        self._learn(end=end)
         signum = known.signal.signum if known.signal and reason == "signal" else None
         no_progress = self._budget.no_progress if reason == "no_progress" else None
-        return Finish(end, reason, signum, no_progress, self._budget.history)
+        return Finish(self.worker_state, reason, signum, no_progress, self._budget.history)
 
 
 _NOTES: dict[type, Callable[[Machine, Any], Case]] = {
