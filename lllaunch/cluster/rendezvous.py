@@ -334,11 +334,6 @@ def arrive(store: Any, size: int) -> bool:
     return last
 
 
-def await_barrier(store: Any, seconds: float) -> None:
-    """Wait until all nodes have arrived at torch's exit barrier; the store raises if not."""
-    store.wait([f"{_TERMINAL}/last_member"], timedelta(seconds=seconds))
-
-
 class Rendezvous:
     """This node's connection to the rendezvous of a run."""
 
