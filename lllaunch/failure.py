@@ -156,14 +156,30 @@ class ErrorHandler:
         }
         self._write({"message": {"message": summary, "extraInfo": extra}})
 
-    def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
-        """Makes a child's error file this process's own, with the exit code of the child in it.
+    def override_error_code_in_rootcause_data(
+        self,
+        rootcause_error_file: str,
+        rootcause_error: dict[str, Any],
+        error_code: int = 0,
+    ) -> None:
+        """Puts the exit code of a child into the data of its error file, in place.
 
-        A child ended by a signal cannot have written that. A child's file that cannot be read is
-        replaced by a message that says so.
+        A child ended by a signal cannot have written its own.
+        """
+        message = rootcause_error.get("message")
+        if isinstance(message, dict):
+            message["errorCode"] = error_code
+        else:
+            text = "%s holds no structured message; exit code %s is not added to it"
+            logger.warning(text, rootcause_error_file, error_code)
+
+    def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
+        """Makes a child's error file this process's own.
+
+        A child's file that cannot be read is replaced by a message that says so.
         """
         record = read_error_file(rootcause_error_file)
-        data, message = record.data, record.message
+        data = record.data
         if record.problem:
             data = {
                 "message": f"the error file {rootcause_error_file!r} is unreadable: "
@@ -171,8 +187,8 @@ class ErrorHandler:
                 "timestamp": str(record.time_ns // _NS),
                 "timestamp_ns": str(record.time_ns),
             }
-        elif error_code and isinstance(message, dict):
-            message["errorCode"] = error_code
+        elif error_code:
+            self.override_error_code_in_rootcause_data(rootcause_error_file, data, error_code)
         self._write(data)
 
     def _write(self, data: dict[str, Any]) -> None:
