@@ -52,7 +52,9 @@ class Finished:
         return json.loads((self.run_dir / "result.json").read_text())
 
     def log(self, rank: int, stream: str = "stdout", attempt: int = 0) -> bytes:
-        return (self.run_dir / f"attempt_{attempt}" / str(rank) / f"{stream}.log").read_bytes()
+        path = self.run_dir / f"attempt_{attempt}" / str(rank) / f"{stream}.log"
+        # of a run that succeeded no empty one is kept
+        return path.read_bytes() if path.exists() else b""
 
     def events(self) -> list[Any]:
         return [

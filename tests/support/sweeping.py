@@ -151,8 +151,8 @@ class SweepProject(Project):
         return json.loads((self.sweep / str(job) / "result.json").read_text())
 
     def log(self, job: int, rank: int = 0, stream: str = "stdout", attempt: int = 0) -> str:
-        place = self.sweep / str(job) / f"attempt_{attempt}" / str(rank)
-        return (place / f"{stream}.log").read_text()
+        path = self.sweep / str(job) / f"attempt_{attempt}" / str(rank) / f"{stream}.log"
+        return path.read_text() if path.exists() else ""
 
     def numbers(self) -> dict[tuple[str, ...], int]:
         """The number of each job that the journal tells of, by its overrides."""
