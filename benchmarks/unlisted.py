@@ -251,7 +251,7 @@ UNLISTED = (
     ),
     Unlisted(
         *("killed_by_child", "a child kills the worker"),
-        *(r"died of SIGKILL\n.*(another|by itself)", 2, "SIGKILL"),
+        *(r"(?s)died of SIGKILL\n.*another\s+process\s+did", 2, "SIGKILL"),
         place=False,
     ),
     Unlisted(
