@@ -8,6 +8,7 @@ import fcntl
 import os
 import resource
 import stat
+import time
 from typing import TYPE_CHECKING
 
 from lllaunch.errors import OutputError
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 256 * 1024 * 1024
 """Of a longer file nothing is read."""
+_LOCK_TRIES = 100
+_LOCK_PAUSE = 0.01  # between two of these, seconds
 
 
 def have_room() -> None:
@@ -228,9 +231,18 @@ class LineFile:
             self._failed(error)
 
     def lock(self) -> None:
-        """Wait until no other process holds the file, and hold it until it is closed."""
-        with contextlib.suppress(OSError):
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
+        """Hold the file against others until it is closed; after a second, go on without.
+
+        Who holds it may have been stopped, or be what a signal has interrupted.
+        """
+        for _ in range(_LOCK_TRIES):
+            try:
+                return fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(_LOCK_PAUSE)
+            except OSError:  # there are no locks here
+                return None
+        return None
 
     def rewrite(self, change: Callable[[bytes], bytes]) -> None:
         """Put something else in the place of all that is there, at once; never raises likewise."""

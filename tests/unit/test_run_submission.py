@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -207,3 +209,15 @@ class TestBatchJob:
         job.signalled(15)
         assert job.announced
         assert read_history(os.fspath(tmp_path)) == []
+
+
+def test_an_event_is_written_though_somebody_keeps_the_file(tmp_path: Path) -> None:
+    """A signal may come while this process writes one, and its handler writes another."""
+    append(str(tmp_path), BatchStarted("7"))
+    with open(tmp_path / SUBMISSION) as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        append(str(tmp_path), BatchSignalled("SIGUSR2"))
+    assert [event for _, event in read_history(str(tmp_path))] == [
+        BatchStarted("7"),
+        BatchSignalled("SIGUSR2"),
+    ]
