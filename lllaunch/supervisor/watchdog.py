@@ -606,16 +606,11 @@ class WatchdogDriver:
         """
         if not isinstance(finding, (Stalled, Spinning)):
             return [] if finding is None else [finding]
-        if self._receives(finding.ranks):
-            detector.forgive(now)
-            return []
-        sources = self.recorders(finding.ranks)
-        if not sources:
-            return [finding]
         from lllaunch.watchdog import collectives  # noqa: PLC0415 - as above
         from lllaunch.watchdog.collector import ask  # noqa: PLC0415 - seldom
 
-        answers = ask(sources, time.monotonic() + _ANSWER_SECONDS, lambda: False)
+        sources, until = self.recorders(finding.ranks), time.monotonic() + _ANSWER_SECONDS
+        answers = ask(sources, until, lambda: False)
         at, since = time.time_ns(), now - finding.seconds
         read = {rank: collectives.read_trace(text, rank) for rank, text in answers.items()}
         traces = {rank: trace for rank, trace in read.items() if trace is not None}
@@ -625,10 +620,12 @@ class WatchdogDriver:
             if (moment := collectives.last_call_ns(trace))
         }
         still = tuple(rank for rank in finding.ranks if called.get(rank, since) <= since)
-        if still == finding.ranks:
-            return [finding]
-        if still and isinstance(finding, Stalled) and finding.scope == "rank":
-            return [replace(finding, ranks=still)]
+        alone = isinstance(finding, Stalled) and finding.scope == "rank"
+        if still == finding.ranks or (still and alone):
+            if not self._receives(still):
+                return [replace(finding, ranks=still)]
+            detector.forgive(now)
+            return []
         detector.forgive(max(called.values()))
         slow = None if self._knows_straggler else collectives.straggler(traces)
         return [] if slow is None else [Straggler(*slow)]

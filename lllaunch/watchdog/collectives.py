@@ -192,11 +192,11 @@ def straggler(traces: Mapping[int, RankTrace]) -> tuple[int, int, int, float] | 
     moments = [
         each for each in came.values() if len(each) == len(traces) > 1 and all(each.values())
     ]
+    if len(moments) < _FEW_CALLS:
+        return None
     for each in moments:
         *_, before, last = sorted(each, key=each.__getitem__)
         lags[last].append(each[last] - each[before])
-    if len(moments) < _FEW_CALLS:
-        return None
     rank, late = max(lags.items(), key=lambda each: len(each[1]))
     took = max(each[rank] for each in moments) - min(each[rank] for each in moments)
     if len(late) < _NEARLY_ALL * len(moments) or sum(late) < _MUCH * took:
