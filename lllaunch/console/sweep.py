@@ -1,8 +1,7 @@
 """What the user sees of a sweep: a live table on a terminal, a line for each change elsewhere.
 
 `SweepConsole` speaks for the sweep's launcher, `JobConsole` for one job, which is silent where the
-launcher reports the same. `lllaunch.console.sweep` has what is known and its table,
-`lllaunch.console.summary` the end.
+launcher reports the same. `Board` is what is known, `lllaunch.console.summary` has the end.
 """
 
 from __future__ import annotations

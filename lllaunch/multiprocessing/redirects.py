@@ -1,11 +1,5 @@
 """Redirects of this process's own stdout and stderr to files: torch's, which is imported for it."""
 
-from importlib import import_module
-from typing import Any
+from lllaunch.multiprocessing import torchs
 
-
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    torchs = import_module("torch.distributed.elastic.multiprocessing.redirects")
-    return getattr(torchs, name)
+__getattr__ = torchs(__name__)

@@ -24,6 +24,7 @@ from lllaunch.run.result import CalledExit, Excerpt, ReturnValue, RootCause
 from lllaunch.spawner.evidence import CRASH, EXIT_FILE, INLINE_LIMIT, TRACE_FILE
 from lllaunch.text import clean
 from lllaunch.watchdog.evidence import LIBRARY, WRAPPERS, Frame, is_own
+from lllaunch.workers.log_files import LOGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -392,7 +393,7 @@ def complete(
             directory = f"{last.path}/{worker.local_rank}"
             if (value := find_return_value(directory)) is not None:
                 values[worker.rank] = value
-            for name in ("stdout.log", "stderr.log", EXIT_FILE):
+            for name in (*LOGS, EXIT_FILE):
                 path = f"{directory}/{name}"
                 with contextlib.suppress(OSError):
                     if name == EXIT_FILE or not os.lstat(path).st_size:

@@ -13,8 +13,9 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from signal import Signals
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from lllaunch.run.result import RunResult
     from lllaunch.spec import Cluster
 
-_FORMER = "submission.json"  # where the version before has what was submitted
+_FORMER = "submission.json"
 LOG = "launcher.log"
 """What the run's launcher says in the batch job, in the run's directory."""
 SCRIPT = "submission.sh"
@@ -99,13 +100,16 @@ class Submission(Record, frozen=True, tag=True):
 
 def read_submission(directory: str) -> Submission | None:
     """Return what was submitted from a directory; None if nothing was."""
-    found = None
-    former = (read_text(os.path.join(directory, _FORMER)) or "").encode()
-    for line in (former, *_lines(directory)):
+    for line in chain(reversed(_lines(directory)), _former(directory)):
         with contextlib.suppress(ValueError, RecursionError):
             # names of files need not be Unicode
-            found = as_record(json.loads(line), Submission)
-    return found
+            return as_record(json.loads(line), Submission)
+    return None
+
+
+def _former(directory: str) -> Iterator[bytes]:
+    """Yield what was submitted where the version before has it."""
+    yield (read_text(os.path.join(directory, _FORMER)) or "").encode()
 
 
 def forget_submission(directory: str) -> None:

@@ -313,14 +313,14 @@ def _status(end: SystemExit) -> int:
         # It only explains the exit status; or why others wait in vain, who are in a group with it.
         distributed = sys.modules.get("torch.distributed")
         if code != 0 or (distributed is not None and distributed.is_initialized()):
-            _record_exit(end)
+            _record_exit(end, code)
     if isinstance(code, int):
         return code & 0xFF
     _print(code)
     return 1
 
 
-def _record_exit(end: SystemExit) -> None:
+def _record_exit(end: SystemExit, code: object) -> None:
     """Leave exit.json: what a worker's code exited with, and where."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     frames = traceback.extract_tb(users_part(end))
@@ -330,7 +330,6 @@ def _record_exit(end: SystemExit) -> None:
     theirs = [frame for frame in frames if not frame.filename.startswith(libraries)]
     # The user's line that called, say, a parser of arguments rather than the line in there.
     frame = (theirs or frames)[-1]
-    code = 0 if end.code is None else end.code
     called = {
         "code": code if isinstance(code, int) else str(code),
         "file": frame.filename,

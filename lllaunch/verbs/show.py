@@ -51,6 +51,7 @@ from lllaunch.words import (
     time_left,
     versions_text,
 )
+from lllaunch.workers.log_files import LOGS
 from lllaunch.workers.terminal import cells
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _logs(run: RunView, outcome: RunResult | None) -> Iterator[Excerpt]:
     """Yield the ends of what the worker wrote that tells most; the report may have its stderr."""
     if outcome is None:
         directory = os.path.join(run.path, _LAST_ATTEMPT, "0")
-        paths = [os.path.join(directory, name) for name in ("stdout.log", "stderr.log")]
+        paths = [os.path.join(directory, name) for name in LOGS]
     else:
         worker, root = blamed(outcome), outcome.root_cause
         paths = [] if worker is None else [worker.stdout, worker.stderr]

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 
+LOGS = ("stdout.log", "stderr.log")
+"""Files of a worker's streams, in its directory."""
 CONSOLE = ""
 """The path that stands for a stream that is not redirected."""
 
@@ -79,8 +81,8 @@ def destinations(
         teed = tee.get(rank, Std.NONE)
         dest.error_files[rank] = path(str(rank), "error.json")
         for stream, name, files, tees in (
-            (Std.OUT, "stdout.log", dest.stdouts, dest.tee_stdouts),
-            (Std.ERR, "stderr.log", dest.stderrs, dest.tee_stderrs),
+            (Std.OUT, LOGS[0], dest.stdouts, dest.tee_stdouts),
+            (Std.ERR, LOGS[1], dest.stderrs, dest.tee_stderrs),
         ):
             if (mask | teed) & stream and not nowhere:
                 files[rank] = path(str(rank), name)
