@@ -654,10 +654,3 @@ def test_all_jobs_run_the_code_of_the_submission_which_goes_with_the_last_of_the
     until(lambda: not holders.exists(), "the end of the last job")
     until(lambda: not (sweeps.sweep / "code").exists(), "the end of the snapshot")
     assert (sweeps.sweep / "code.diff").exists()
-
-
-def test_a_job_leaves_few_files(sweeps: Sweeps) -> None:
-    """A shared file system counts them."""
-    sweeps.run("does=ok", "x=range(0,12)")
-    files = [path for path in sweeps.sweep.rglob("*") if path.is_file() and not path.is_symlink()]
-    assert len(files) <= 10 * 12

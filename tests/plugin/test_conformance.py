@@ -6,20 +6,11 @@ With one worker a job they run under Hydra's sweeper, with two under ours.
 from __future__ import annotations
 
 import pytest
-from hydra.core.plugins import Plugins
-from hydra.plugins.launcher import Launcher
 from hydra.test_utils.launcher_common_tests import (
     BatchedSweeperTestSuite,
     IntegrationTestSuite,
     LauncherTestSuite,
 )
-
-from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher
-
-
-def test_hydra_finds_the_launcher() -> None:
-    found = [kind.__name__ for kind in Plugins.instance().discover(Launcher)]
-    assert LllaunchLauncher.__name__ in found
 
 
 @pytest.mark.parametrize("launcher_name", ["lllaunch"])

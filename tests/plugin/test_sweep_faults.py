@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -153,32 +152,6 @@ def test_a_job_is_tried_again_as_often_as_its_cause_allows_and_the_others_go_on(
     assert project.result(4)["root_cause"]["cause"]["type"] == "OverMemory"
     assert found["fails"]["root_cause"] == "rank 0: raised ValueError: the reason"
     assert "sweep/6" in ended.err
-
-
-# A launcher that breaks off when all jobs are over.
-BREAKS = """
-import runpy
-from lllaunch.app.sweeping import launcher
-
-class Sweep(launcher.Sweep):
-    def run(self):
-        super().run()
-        raise RuntimeError("broken off")
-
-launcher.Sweep = Sweep
-runpy.run_module("lllaunch", run_name="__main__", alter_sys=True)
-"""
-
-
-def test_a_sweep_that_breaks_off_tells_how_long_it_took(project: SweepProject) -> None:
-    project.write("breaks.py", BREAKS)
-    ended = project.run("+exp=test", "kind=slow", python=("breaks.py", "-m"))
-    assert "RuntimeError: broken off" in ended.err
-    # its job has run into a limit of 1 s
-    took = re.search(r"0 of 1 job succeeded, 1 failed in ([\d.]+) s", ended.err)
-    assert took is not None, ended.err
-    assert float(took[1]) >= 1
-    assert "to run the rest: " in ended.err
 
 
 def test_a_job_that_cannot_run_does_not_keep_the_others_from_it(project: SweepProject) -> None:

@@ -73,23 +73,6 @@ def shown(terminal: Terminal) -> Shown:
     return Shown(terminal)
 
 
-def test_the_line_stays_below_output_and_messages(shown: Shown) -> None:
-    shown.begin()
-    assert shown.terminal.shown() == [BEGAN], "nothing is drawn before the first second is over"
-    assert shown.tick() == [BEGAN, "lllaunch: attempt 0, 1 s"]
-    lines = [f"line {number}" for number in range(30)]
-    for line in lines:
-        shown.write(line)
-    shown.console.note("a message")
-    shown.console.sampled({0: Progress(5.0, 10.0, 1.0, 5.0), 1: Progress(4.0, 10.0)}, 3 * 1024**3)
-    assert shown.tick() == [
-        BEGAN,
-        *lines,
-        "lllaunch: a message",
-        "lllaunch: attempt 0, 2 s, step 5/10, about 4 s left, rank 1 is slowest (step 4)",
-    ]
-
-
 def test_long_lines_and_lines_in_pieces_are_not_broken(shown: Shown) -> None:
     shown.begin()
     shown.tick()

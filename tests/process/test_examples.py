@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from pathlib import Path
@@ -129,19 +128,3 @@ def test_own_app_validates_a_fold_in_each_worker(tmp_path: Path) -> None:
         # rank 0 logs where a plain app does
         text = (tmp_path / (f"attempt_0/{rank}" if rank else "") / "train.log").read_text()
         assert f"fold {rank} of 4: {accuracies[rank]:.3f} told right" in text
-
-
-@pytest.mark.usefixtures("digits")
-def test_a_sweep_validates_a_fold_in_each_worker_of_each_job(tmp_path: Path) -> None:
-    overrides = ("params.lr=0.1,10", "launch.nproc=2,4", f"hydra.sweep.dir={tmp_path}")
-    command = ("-m", "lllaunch", "-m", "+exp=sweep", *overrides)
-    python(*command, LLLAUNCH_PRETEND_GPUS="a,b,c,d")
-    swept = json.loads((tmp_path / "sweep.json").read_text())
-    assert swept["counts"] == {"succeeded": 4}
-    found = {job["job"]: job["return_value"] for job in swept["jobs"]}
-    # ten times the step, and a fold of 1/4 instead of 1/2, leave more to learn from
-    assert 0.85 < found[0] < found[2] < found[3]
-    for number, nproc in ((0, 2), (1, 4), (2, 2), (3, 4)):
-        returned = values(result(tmp_path / str(number)))
-        assert set(returned) == {found[number]}
-        assert len(returned) == len(os.listdir(tmp_path / str(number) / "attempt_0")) == nproc

@@ -129,24 +129,6 @@ def test_success_leaves_what_the_reference_says(run: Run) -> None:
 
 
 @pytest.mark.smoke
-def test_exception_is_the_root_cause_and_the_others_are_ended(run: Run) -> None:
-    outcome = run.script(
-        """
-        import os, time
-        if os.environ["RANK"] == "1":
-            raise ValueError("bad batch")
-        time.sleep(1000)
-        """,
-        nproc=3,
-    )
-    assert (outcome.state, outcome.exit_code) == ("failed", 3)
-    assert run.fates() == ["ended", "failed", "ended"]
-    assert run.result["root_cause"]["cause"]["message"] == "ValueError: bad batch"
-    assert "    ValueError: bad batch\n" in run.text
-    assert "    ranks 0, 2  ended by the launcher (SIGTERM) after the root cause\n" in run.text
-
-
-@pytest.mark.smoke
 def test_restart_after_a_failure(run: Run) -> None:
     outcome = run.script(
         """
@@ -321,14 +303,6 @@ def test_too_few_devices_for_virtual_ranks_start_nothing(
     said = "launch.virtual_local_rank: expected a device for local rank 2, got "
     assert f"{said}CUDA_VISIBLE_DEVICES='0,1' [gpus]" in run.text
     assert not (run.path / "attempt_0").exists()
-
-
-def test_directory_that_cannot_be_made_is_one_message(run: Run) -> None:
-    run.write("file", "")
-    path = str(run.root / "file" / "run")
-    outcome = run.script("", log_dir=path)
-    assert (outcome.state, outcome.exit_code) == ("error", 1)
-    assert run.text == f"lllaunch: '{path}': Not a directory\n"
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from support.launching import WAIT, Launcher, until
 
+from lllaunch.linux import proc
+
 pytest.importorskip("pyte", reason="it shows what a terminal gets")
 from support.screen import Terminal
 
@@ -89,6 +91,12 @@ def shell(terminal: Terminal, tmp_path: Path) -> Iterator[Shell]:
                 made.process.wait()
 
 
+def states_of(word: str) -> set[str]:
+    """What the processes below this one do that have a word on their command lines."""
+    below = proc.descendants(os.getpid())
+    return {each.state for each in below if word in proc.command(each.pid)}
+
+
 def test_ctrl_z_and_back(shell: Shell, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lllaunch", "launch.entrypoint=work.py", "hydra.run.dir=run"]
     shell.until(r"\$$")
@@ -97,6 +105,7 @@ def test_ctrl_z_and_back(shell: Shell, tmp_path: Path) -> None:
     assert re.search(r"begun\n50 % \|####\nlllaunch: attempt 0, [^\n]*$", seen), seen
     shell.type("\x1a")
     stopped = shell.until(r"Stopped[^$]*\$$")
+    until(lambda: states_of("work.py") == {"T"}, "launcher and worker to be stopped")
     assert not LINE.search(stopped), stopped
     assert "####" not in stopped
     shell.type("echo in bet''ween\n")

@@ -22,7 +22,6 @@ import lllaunch
 from lllaunch.events import (
     Exited,
     OrphansGone,
-    PreloadBroken,
     Ready,
     SpawnerGone,
     Started,
@@ -330,17 +329,6 @@ DAEMON = (
 )
 
 
-def test_a_sweep_ends_a_daemonised_grandchild_and_says_so(spawner: Spawner) -> None:
-    run(spawner, script(DAEMON))
-    daemon = pid_in("daemon")
-    assert not gone(daemon)
-    spawner.clean_up()
-    (swept,) = told(spawner, OrphansGone)
-    # The process between the worker and the daemon may be seen as well, while it ends.
-    assert [left.killed for left in swept.orphans if left.pid == daemon] == [True]
-    wait_gone(daemon)
-
-
 def test_a_leftover_that_ends_by_itself_is_not_killed(spawner: Spawner) -> None:
     run(spawner, Program("sh", ("-c", "setsid sh -c 'sleep 0.2; echo clean > clean' & exit 0")))
     spawner.clean_up()
@@ -392,21 +380,6 @@ def test_a_spawner_that_preloads_is_simply_killed(how: str) -> None:
             spawner.kill([1])
         told(spawner, SpawnerGone)
         wait_gone(pid)
-
-
-def test_a_preload_that_fails_is_told_with_its_traceback() -> None:
-    Path("broken_mod.py").write_text("1 / 0\n")
-    with configured("broken_mod") as spawner:
-        (broken,) = told(spawner, PreloadBroken)
-    assert (broken.module, broken.reason) == ("broken_mod", "ZeroDivisionError: division by zero")
-    assert "broken_mod.py" in broken.traceback
-
-
-def test_preloaded_modules_are_shared_and_variables_act_before_them() -> None:
-    Path("heavy.py").write_text("import os\nPID = os.getpid()\nOMP = os.environ['OMP_X']\n")
-    with configured("heavy", OMP_X="5") as spawner:
-        run(spawner, script("import heavy, os; print(heavy.PID == os.getppid(), heavy.OMP)\n"))
-    assert out() == "True 5\n"
 
 
 def test_another_interpreter_is_started_when_its_variables_change() -> None:
@@ -496,11 +469,6 @@ def test_a_check_that_is_given_up_keeps_nothing_from_starting_and_its_verdict_is
     # most often given up just before the verdict comes
     assert check("slow", 0.01) in ("", verdict)
     assert check("fine") == ""
-
-
-def test_two_hundred_workers(spawner: Spawner) -> None:
-    assert run(spawner, *[script("import os; print(os.getpid())")] * 200) == [0] * 200
-    assert len({out(rank) for rank in range(200)}) == 200
 
 
 # Leaves a grandchild without a mark and without a session of a worker.

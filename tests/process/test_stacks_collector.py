@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -20,10 +19,8 @@ from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.evidence import WATCHED
 from lllaunch.spawner.protocol import Program, Script, Target
 from lllaunch.watchdog import processes
-from lllaunch.watchdog.blame import blame
 from lllaunch.watchdog.collector import StackCollector, Written
 from lllaunch.watchdog.evidence import RankStack
-from lllaunch.watchdog.findings import TimedOut
 
 
 class Group:
@@ -100,43 +97,6 @@ def functions(stack: RankStack) -> list[str]:
     return [frame.function for frame in stack.frames]
 
 
-SLEEP = "def stuck():\n    ready(); time.sleep(1000)\nstuck()\n"
-# A handler cuts sleep(3) short.
-GIL = "def stuck():\n    ready()\n    while True: ctypes.PyDLL(None).sleep(1000)\nstuck()\n"
-DEADLOCK = (
-    "a, b = threading.Lock(), threading.Lock()\n"
-    "met = threading.Barrier(2)\n"
-    "def one():\n    with a:\n        met.wait()\n        with b: pass\n"
-    "def two():\n    with b:\n        met.wait()\n        ready()\n        with a: pass\n"
-    "threading.Thread(target=one, daemon=True).start()\n"
-    "two()\n"
-)
-
-
-def test_workers_that_sleep_hold_the_interpreter_or_are_deadlocked(
-    group: Group, no_pyspy: None
-) -> None:
-    group.start(SLEEP, GIL, DEADLOCK)
-    group.wait_for_states("SSS")
-    # Both threads of a deadlock, and what each waits for; the other one may be on its way to it.
-    until(lambda: group.collect() and 'hang2.py", line 8 in one' in group.text(2), "the deadlock")
-    stacks = group.collect()
-    assert [stack.rank for stack in stacks] == [0, 1, 2]
-    assert [stack.source for stack in stacks] == ["faulthandler"] * 3
-    assert [stack.state for stack in stacks] == ["S"] * 3
-    ends = [["stuck", "<module>"], ["stuck", "<module>"], ["two", "<module>"]]
-    assert [functions(stack)[:2] for stack in stacks] == ends
-    innermost = stacks[0].frames[0]
-    assert (innermost.file, innermost.line) == (str(group.directory / "hang0.py"), 4)
-    assert innermost.code == "ready(); time.sleep(1000)"
-    text = group.text(2)
-    assert 'hang2.py", line 13 in two' in text
-    assert f"process {group.pids[2]} (parent {group.spawner.pid})" in text
-    assert "Threads: 2" in text
-    assert "futex" in text
-    assert blame(stacks, TimedOut(1.0)).hung == (2,)
-
-
 def test_children_that_a_worker_forked(group: Group, no_pyspy: None) -> None:
     group.start("""
 def child(n):
@@ -154,23 +114,6 @@ os.wait()
     assert text.count("below it: process") == 3
     assert text.count(" in child\n") == 3
     assert text.count("(faulthandler)") == 4
-
-
-def test_a_stopped_worker_is_read_from_outside(group: Group) -> None:
-    if not processes.find_spy():
-        pytest.skip("py-spy is not installed")
-    group.start(SLEEP, SLEEP)
-    os.kill(group.pids[0], signal.SIGSTOP)
-    group.wait_for_states("TS")
-    stacks = group.collect()
-    assert stacks[0].state == "T"
-    assert blame(stacks, TimedOut(1.0)).hung == (0,)
-    assert "written by itself: none, it is stopped" in group.text(0)
-    if "permission denied" in group.text(0):
-        pytest.skip("py-spy may not read other processes here")
-    assert stacks[0].source == "py-spy"
-    assert functions(stacks[0]) == ["stuck", "<module>"] == functions(stacks[1])
-    os.kill(group.pids[0], signal.SIGCONT)
 
 
 def test_programs_tell_what_the_kernel_knows(group: Group) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from msgspec import structs
-from support.launching import WAIT, text_of, until
+from support.launching import WAIT, until
 from support.sweeps import NAMES, ONE, Execute, Played, each, machine
 
 import lllaunch.sweep.schedule as v
@@ -175,24 +175,6 @@ def test_output_comes_line_by_line_and_the_last_one_of_who_is_killed_only_if_it_
     from_c = [b"from C", bytes(100_000)]
     assert told.pop((0, 1)) == [b"one line", b"another"]
     assert told == {(1, 1): [b"one line"], (0, 2): from_c, (1, 2): from_c}
-
-
-@pytest.mark.parametrize("delay", [0.0, 0.02])
-def test_a_job_is_tried_again(played: Played, delay: float) -> None:
-    def run(number: int) -> int:
-        with open(played.place / f"tries{number}", "a") as file:
-            file.write("x")
-        if number == 0 and text_of(played.place / "tries0") != "xxx":
-            die()
-        return 3 if number == 1 else 0
-
-    policy = SweepPolicy(retries=Retries(failure=1, signal=2), retry_delay=delay)
-    finish = played.sweep(3, each(), jobs(run), policy)
-    assert finish.exit_code == 6
-    assert played.counts() == {"succeeded": 2, "failed": 1}
-    assert [text_of(played.place / f"tries{n}") for n in range(3)] == ["xxx", "xx", "x"]
-    assert [job.tries for job in played.history().jobs.values()] == [3, 2, 1]
-    assert [job.retry for job in played.history().jobs.values()] == [2, 1, 0]
 
 
 # Signals
@@ -361,16 +343,6 @@ def test_a_fork_that_fails_is_tried_again(played: Played, monkeypatch: pytest.Mo
     assert played.sweep(5, each(), until_blocked(played)) == SUCCEEDED
     assert "could not be started: no process" in played.of(v.Blocked)[0].why
     assert not played.of(v.SignalJobs)
-
-
-def test_a_job_that_dies_while_composed_ends_no_other_job(played: Played) -> None:
-    def prepare(number: int) -> Answer:
-        if number:
-            die()
-        return structs.replace(ONE, payload=number)
-
-    played.sweep(3, prepare, jobs(lambda _: 0))
-    assert played.ends() == {0: ("succeeded", 0), 1: ("failed", 137), 2: ("failed", 137)}
 
 
 # What the launcher is told, and tells

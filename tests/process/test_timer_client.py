@@ -111,11 +111,6 @@ def test_a_full_fifo_that_nobody_reads_is_an_error_and_works_again_when_read(
     assert len(read(fifo)) == 2
 
 
-def test_a_time_that_is_none_is_refused(client: FileTimerClient) -> None:
-    with pytest.raises(ValueError, match="nan"):
-        client.acquire("earlier", float("nan"))
-
-
 def test_the_longest_request_is_read_and_a_longer_one_an_error(
     fifo: Fifo, client: FileTimerClient
 ) -> None:

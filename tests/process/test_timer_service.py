@@ -254,18 +254,6 @@ def test_a_process_that_is_no_workers_is_refused_and_that_is_told_once(place: Pl
     assert place.service.next_in() == pytest.approx(1.0)
 
 
-def test_a_timer_that_is_never_over_is_waited_for_and_hurts_no_other(place: Place) -> None:
-    worker = place.worker()
-    place.acquire(worker.pid, "never", 1e308)
-    assert place.service.dispatch() == []
-    assert place.service.next_in() == pytest.approx(1e308)
-    place.acquire(worker.pid, "far", 30 * 86400.0)
-    place.service.dispatch()
-    assert place.service.next_in() == pytest.approx(30 * 86400.0)
-    place.advance(30 * 86400.0)
-    assert [each.scope for each in place.expired()] == ["far"]
-
-
 def test_a_timer_taken_back_in_time_does_not_expire_though_it_is_read_late(place: Place) -> None:
     """The launcher stood still for long; what it reads first does not tell it all."""
     innocent, hung = place.worker(0), place.worker(1)
@@ -292,16 +280,6 @@ def test_a_flood_of_garbage_is_no_flood_of_reports(place: Place) -> None:
     assert reported[20].reason.endswith("not reported for 10 s")
     assert reported[0].text.isprintable()
     assert len(reported[0].text) < 200
-
-
-def test_a_bad_request_hurts_no_other(place: Place) -> None:
-    worker = place.worker()
-    place.write(b"rubbish\n", b'{"version": 1, "pid": 3}\n', b"x" * 6000 + b"\n", b"bad\n")
-    place.acquire(worker.pid, "good", 1.0)
-    reasons = [each.reason for each in place.service.dispatch()]
-    assert len(reasons) == 4
-    assert reasons[1] == "Object missing required field `scope_id`"
-    assert place.service.next_in() == pytest.approx(1.0)
 
 
 def test_the_timers_of_a_process_are_limited(place: Place) -> None:

@@ -144,14 +144,6 @@ def test_bases_presets_and_own_apps_need_not_be_whole(project: Project, checked:
     assert "launch.entrypoint: expected an entrypoint" in ended.out
 
 
-def test_warnings_count_with_strict_only(project: Project, checked: Check) -> None:
-    configs(project, exp__a=f"{TRAIN}lauch: {{nproc: 2}}\n")
-    assert checked().code == 0
-    ended = checked("--strict")
-    assert ended.code == 2
-    assert "did you mean 'launch'?" in ended.out
-
-
 def test_another_tree_than_conf(project: Project, checked: Check) -> None:
     project.write("apps/one/exp/a.yaml", TRAIN)
     project.write("apps/one/exp/b.yaml", f"{GLOBAL}launch: {{entrypoint: train.py, tee: al}}\n")

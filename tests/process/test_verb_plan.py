@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -93,11 +91,3 @@ def written(run: Path) -> Any:
     """Return a run's plan.yaml with the defaults that it leaves out."""
     plan = complete(yaml.safe_load((run / "plan.yaml").read_text()), SOURCES)
     return json.loads(json.dumps(plan["launch"]))
-
-
-def test_nobody_reads_on(project: Project) -> None:
-    script = f"{shlex.quote(sys.executable)} -m lllaunch plan -m +exp=a lr=1,2 | head -n 1"
-    shell = "import subprocess, sys; sys.exit(subprocess.call(['sh', '-c', sys.argv[1]]))"
-    ended = project.python("-c", shell, script)
-    assert ended.stdout == "launch:\n"
-    assert ended.stderr == ""

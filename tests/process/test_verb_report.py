@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from jsonschema import Draft202012Validator
 from support.launching import WAIT
+from support.pages import Seen
 from support.project import Project, environment
 from support.traces import ruled
 
@@ -110,7 +112,7 @@ def test_a_failed_run_in_all_forms(project: Project, tmp_path: Path) -> None:
             check=True,
             timeout=WAIT,
         ).stdout.decode()
-        for form in ("text", "json", "junit", "github")
+        for form in ("text", "json", "junit", "github", "html")
     }
     assert f"    at work.py:{line}\n" in forms["text"]
     assert "Logs: failed/attempt_1\n" in forms["text"]
@@ -125,6 +127,9 @@ def test_a_failed_run_in_all_forms(project: Project, tmp_path: Path) -> None:
     assert forms["github"].startswith(f"::error {where}::Root cause: rank 1")
     assert forms["github"].count("\n") == 1
     assert "<details open>" in summary.read_text()
+    sections = re.findall('<section id="([a-z]+)"', forms["html"])
+    assert sections == ["cause", "time", "logs", "plan", "environment"]
+    assert f"at work.py:{line} in fails" in Seen(forms["html"]).text
 
 
 def test_a_failure_and_its_restart_in_time(

@@ -227,15 +227,3 @@ def test_what_cannot_run_again_is_refused(
     assert before - after == {first / "plan.yaml"}
     assert after <= before
     assert not [*project.root.glob("outputs/**/events.jsonl")]
-
-
-def test_the_run_of_an_app_of_its_own_is_refused(project: Project) -> None:
-    app = "@lllaunch.main(config_path=None, version_base='1.3')\ndef app(cfg): ...\n"
-    project.write("own.py", f"import lllaunch\n{app}app()\n")
-    ended = project.python("own.py", "+x=1", "hydra.run.dir=first")
-    assert ended.returncode == 0, ended.stderr
-    ended = project.lllaunch("rerun", "first")
-    assert ended.returncode == 2
-    *_, said, command = ended.stderr.splitlines()
-    assert said.endswith("was run by an app of its own, 'own' [own-app]")
-    assert command.split(maxsplit=1) == ["lllaunch:", "to run it again: python own.py +x=1"]
