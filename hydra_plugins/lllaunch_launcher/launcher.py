@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig
 
-    from lllaunch.app.sweeping.launcher import HydraSweep
+    from lllaunch.app.launcher import HydraSweep
 
 
 def _node() -> DictConfig:
@@ -63,6 +63,6 @@ class LllaunchLauncher(Launcher):
             SystemExit: nothing was started, since something is wrong with the config; or a signal
                 ended the sweep. The exit codes are those of a run.
         """
-        from lllaunch.app.sweeping.launcher import launch  # noqa: PLC0415 - heavy
+        from lllaunch.app.launcher import launch  # noqa: PLC0415 - heavy
 
         return launch(self, job_overrides, initial_job_idx)

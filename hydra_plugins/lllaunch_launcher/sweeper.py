@@ -29,7 +29,7 @@ class LllaunchSweeper(BasicSweeper):
                 it.
         """
         from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher  # noqa: PLC0415
-        from lllaunch.app.sweeping.sweeper import sweep  # noqa: PLC0415 - heavy
+        from lllaunch.app.sweeper import sweep  # noqa: PLC0415 - heavy
 
         if type(self.launcher).__name__ != LllaunchLauncher.__name__:
             return super().sweep(arguments)

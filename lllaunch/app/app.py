@@ -10,21 +10,28 @@ import functools
 import gc
 import logging
 import os
+import shlex
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import hydra
+import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
 
-from lllaunch.app.boundary import JobFailed, Ledger, tell_ci
+from lllaunch.app.boundary import JobFailed, Ledger, reason_of, tell_ci
 from lllaunch.app.command_line import OWN_FLAGS, WrongUsage, prestarted, read
-from lllaunch.app.configs import (
+from lllaunch.app.gate import GuardedLoader, JobOf, admit, has_rules
+from lllaunch.app.planning import (
+    AGAIN,
     BASE,
+    EXPERIMENTS,
     MODULE,
     PACKAGED,
     PRIMARY,
@@ -34,24 +41,30 @@ from lllaunch.app.configs import (
     install,
     install_app,
     is_of_a_moment,
+    load,
+    locating,
+    perform,
+    plain,
+    plan_job,
+    unlocked,
+    without_hydra,
 )
-from lllaunch.app.gate import GuardedLoader, JobOf, admit, has_rules
-from lllaunch.app.planning import load, locating, perform, plain, plan_job, without_hydra
-from lllaunch.app.sweeping.sweeper import completed
+from lllaunch.app.sweeper import completed
+from lllaunch.config.tree import value_at
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, OutputError
 from lllaunch.files import link_atomic, naming
 from lllaunch.hydra_compat import Seam, keeping_lists
 from lllaunch.locks import LOST_NODE_PATIENCE, PATIENCE
 from lllaunch.omegaconf_compat import root_of
 from lllaunch.results.index import remember
-from lllaunch.run.directory import SUBMISSION, RunDirectory
+from lllaunch.run.directory import PLAN, SUBMISSION, RunDirectory
+from lllaunch.secret_names import redacted_overrides
 from lllaunch.words import RESUME
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
 
     from lllaunch.app.own_worker import UserFunction
-    from lllaunch.app.rerun import RerunRequest
     from lllaunch.hydra_compat import Callbacks
     from lllaunch.run.build import Build
     from lllaunch.run.result import RunResult
@@ -435,3 +448,123 @@ def main(
         return LaunchedMain(function, **arguments)
 
     return decorate
+
+
+# A run again: its plan.yaml takes the place of what was composed for it. That is a config which
+# comes to the same plan wherever the project is; the rest, and what of Hydra's node bears on the
+# job (variables, working directory, logging, callbacks), is taken from ``.hydra``, if it is there.
+
+_CONFIG, _HYDRA = ".hydra/config.yaml", ".hydra/hydra.yaml"
+# What of Hydra's node bears on the job, and not on where and how it is started.
+_KEPT = ("callbacks", "hydra_logging", "job_logging", "job.env_set", "job.chdir")
+_OURS = "lllaunch.conf"
+
+
+class RerunRequest(NamedTuple):
+    """What is to be run again."""
+
+    path: str
+    # plain data, ``launch`` with the node under it, and ``cluster`` if it went to one
+    plan: Mapping[str, Any]
+    config: Mapping[Any, Any]  # the primary config of the new run
+    cwd: str  # where the first run was started; empty if nothing says
+    function: UserFunction | None = None  # what workers call, if the plan does not say it
+
+
+def read_again(directory: str) -> RerunRequest:
+    """Return what a run has left; a `ConfigError` if it has no plan, or is of a user's own app."""
+    return _read_plan(directory, expect_named=True)
+
+
+def read_submitted(directory: str) -> RerunRequest:
+    """Return what was submitted from a directory, to be run there, or raise `ConfigError`."""
+    from lllaunch.app.batch import read_function  # noqa: PLC0415 - of batch jobs only
+
+    again, function = _read_plan(directory, expect_named=False), read_function(directory)
+    # what looks like an interpolation in it is none; what of Hydra's the submission has written
+    # stays
+    run = {"run": {"dir": directory.replace("${", "\\${")}, "output_subdir": None}
+    launch = dict(again.config["launch"])
+    for key in ("entrypoint", "args") if function is not None else ():
+        # the plan names a function of a user's own app
+        launch.pop(key, None)
+    config = {**again.config, "hydra": {**again.config["hydra"], **run}, "launch": launch}
+    return again._replace(config=config, function=function)
+
+
+def _read_plan(directory: str, *, expect_named: bool) -> RerunRequest:
+    from lllaunch.config.plan import config_of, read_plan  # noqa: PLC0415 - a plain run needs none
+
+    path = os.path.join(directory, PLAN)
+    plan = read_plan(path)
+    rest, hydra = (_read(os.path.join(directory, name)) for name in (_CONFIG, _HYDRA))
+
+    def former(key: str) -> Any:
+        # anybody may have written it
+        return value_at(hydra, ["hydra", *key.split(".")])
+
+    if expect_named:
+        _expect_ours(directory, former, plan["launch"])
+    # what the run was called in review; the primary config of the new one has no name
+    name = former(f"runtime.choices.{EXPERIMENTS}") or former("job.config_name")
+    named = isinstance(name, str) and name not in {PRIMARY, AGAIN}
+    kept: dict[str, Any] = {"runtime": {"choices": {EXPERIMENTS: name if named else None}}}
+    for key in _KEPT:
+        above, _, last = key.rpartition(".")
+        if (value := former(key)) is not None:
+            (kept.setdefault(above, {}) if above else kept)[last] = value
+    locked = value_at(rest, ["launch", "locked"]) or False
+    # what the plan does not say of it is no part of the run
+    rest.pop("cluster", None)
+    config = {**rest, **config_of(plan), "hydra": kept}
+    config["launch"]["locked"] = locked
+    return RerunRequest(path, plan, config, str(former("runtime.cwd") or ""))
+
+
+def run_again(
+    again: RerunRequest,
+    spawner: Spawner | None,
+    batch: BatchJob | None = None,
+    *,
+    quiet: bool = False,
+) -> int:
+    """Run it, with the overrides of ``sys.argv``, and return the exit code."""
+    try:
+        ConfigStore.instance().store(AGAIN, dict(again.config), provider="lllaunch")
+    except (OmegaConfBaseException, RecursionError) as error:
+        message = f"or what is beside it is no config: {reason_of(error)}"
+        raise ConfigError((Diagnostic("plan", again.path, "", message),)) from None
+    return run(Jobs(spawner, again=again, batch=batch, quiet=quiet), AGAIN)
+
+
+def _read(path: str) -> Any:
+    if not os.path.lexists(path):
+        return {}
+    from lllaunch.config.document import parse, read_text  # noqa: PLC0415 - as above
+
+    text = read_text(path)
+    # OmegaConf writes paths and bytes with tags, which its own reader knows
+    parse(text, path, as_hydra=True)
+    try:
+        data: Any = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
+        message = f"cannot be read: {reason_of(error)}"
+        raise ConfigError((Diagnostic("plan", path, "", message),)) from None
+    return data if isinstance(data, dict) else {}
+
+
+def _expect_ours(directory: str, former: Callable[[str], Any], launch: Mapping[Any, Any]) -> None:
+    """Raises if a run was of a user's own app, whose function no plan can name."""
+    sources = former("runtime.config_sources")
+    given = sources if isinstance(sources, list) else []
+    paths = [source.get("path") for source in given if isinstance(source, dict)]
+    if not paths or _OURS in paths:
+        return
+    # how the plan calls the function: train.py:main, package.module:main
+    script = str(launch.get("entrypoint", "")).rpartition(":")[0]
+    words = ["python", script] if script.endswith(".py") else ["python", "-m", script]
+    texts = [str(text) for kind in ("hydra", "task") for text in former(f"overrides.{kind}") or ()]
+    command = shlex.join([*words, *unlocked(redacted_overrides(texts))])
+    message = f"was run by an app of its own, {str(former('job.name'))!r}"
+    hint = f"\n  to run it again: {command}"
+    raise ConfigError((Diagnostic("own-app", "RUN", repr(directory), message, hint),))

@@ -181,8 +181,8 @@ def perform(
     """
     cwd = os.getcwd()
     if not submission.plain or locks_all(os.environ) or policy_path(tree_top(cwd), os.environ):
+        from lllaunch.app.app import read_submitted, run_again  # noqa: PLC0415 - as above
         from lllaunch.app.gate import admit_directory  # noqa: PLC0415 - Hydra is imported
-        from lllaunch.app.rerun import read_submitted, run_again  # noqa: PLC0415 - as above
 
         admit_directory(batch.directory)
         sys.argv[1:] = []
@@ -299,7 +299,7 @@ def run_task(directory: str, job: str) -> int:
                     os.rename(said, log)
             redirect(log)
         return run_in_job(own, job, submission)
-    from lllaunch.app.sweeping.packed import run_pack  # noqa: PLC0415 - heavy
+    from lllaunch.app.packed import run_pack  # noqa: PLC0415 - heavy
 
     for each in task:
         _write_submission(each.directory, submission)
@@ -395,7 +395,7 @@ def enter_code(submission: Submission, directory: str) -> None:
     cwd = submission.cwd
     if not cwd:
         # it was submitted by the version before
-        from lllaunch.app.rerun import read_submitted  # noqa: PLC0415 - Hydra is imported
+        from lllaunch.app.app import read_submitted  # noqa: PLC0415 - Hydra is imported
 
         cwd = read_submitted(directory).cwd
     place = str if submission.snapshot is None else submission.snapshot.place

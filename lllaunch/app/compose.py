@@ -25,7 +25,13 @@ from hydra.types import HydraContext, RunMode
 from omegaconf import OmegaConf, open_dict, read_write
 
 from lllaunch.app.boundary import message_of, reason_of, without_variables
-from lllaunch.app.configs import (
+from lllaunch.app.gate import (
+    GuardedLoader,
+    expect_own_environment,
+    lock_name,
+)
+from lllaunch.app.jobs import SweepJobs
+from lllaunch.app.planning import (
     BASE,
     MODULE,
     PACKAGED,
@@ -35,15 +41,10 @@ from lllaunch.app.configs import (
     given_overrides,
     install_app,
     job_name,
+    locating,
+    plan_job,
 )
-from lllaunch.app.gate import (
-    GuardedLoader,
-    expect_own_environment,
-    lock_name,
-)
-from lllaunch.app.planning import locating, plan_job
-from lllaunch.app.sweeping.jobs import SweepJobs
-from lllaunch.app.sweeping.sweeper import grid_of
+from lllaunch.app.sweeper import grid_of
 from lllaunch.config.locate import import_path, locate, locate_main
 from lllaunch.config.origins import Link, Origins, origins
 from lllaunch.config.plan import SOURCES, hash_of, portable_plan

@@ -26,8 +26,7 @@ from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.app.boundary import expect_readable
-from lllaunch.app.configs import PACKAGED, experiment_name, job_name, words_of
-from lllaunch.app.planning import locating
+from lllaunch.app.planning import PACKAGED, experiment_name, job_name, locating, words_of
 from lllaunch.config.fields import Findings
 from lllaunch.config.read import Reader
 from lllaunch.config.schema import PRESET_KEYS, PRESET_NAMES

@@ -1,29 +1,48 @@
-"""From a job's composed config to its run, and the run: of one job, or of one in a sweep."""
+"""From configs to the plan of a run, and the run: where configs are, what runs are called.
+
+The ``launch`` node is put under every primary config, before the user's own values.
+``--config-name`` replaces a primary config together with its defaults list, so the schema cannot
+hang on ours. It hangs on Hydra's own root instead, which Hydra composes first for every primary
+config: ``launch.nproc=2`` and ``-m launch.nproc=1,2`` need no ``+`` in any app, and whatever the
+user's files say about ``launch`` wins over the schema's defaults.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import json
 import os
 import pickle
+import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydra import version
+from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from msgspec.structs import replace
-from omegaconf import open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from lllaunch.app.configs import DIRECTORY, given_overrides
+from lllaunch.config.read import register_resolvers
+from lllaunch.config.schema import schema_node
 from lllaunch.errors import Diagnostic, LaunchError, OutputError
 from lllaunch.files import is_below
+from lllaunch.hydra_compat import root_defaults, store_deferred
+from lllaunch.secret_names import redacted_overrides
+from lllaunch.words import RESUME
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hydra.core.config_loader import ConfigLoader
-    from omegaconf import DictConfig
+    from omegaconf import ListConfig
 
     from lllaunch.app.own_worker import UserFunction
     from lllaunch.console.console import Console
@@ -185,3 +204,157 @@ def load(value: ReturnValue | None) -> Any:
     except Exception as error:  # whatever the classes' own code raises
         reason = f"the return value ({value.type_name}) cannot be loaded: "
         raise OutputError(value.path, f"{reason}{type(error).__name__}: {error}") from error
+
+
+# Configs, and what runs and the words that compose them are called
+
+PACKAGED = "pkg://lllaunch.conf"
+PRIMARY, AGAIN = "_lllaunch_app", "_lllaunch_again"
+"""Primary configs of the app, and of a run that is repeated: names that no user has."""
+
+MODULE, BASE = "lllaunch", "1.3"
+"""What Hydra names the app's job after and finds relative paths from; its compatibility level."""
+
+DIRECTORY = "conf"
+EXPERIMENTS = "exp"
+"""The config group whose choice names a lock."""
+
+_PROVIDER = "lllaunch"
+# Hydra's names for its own configs and for the place of the primary config
+_HYDRA, _MAIN = "hydra", "main"
+_SCHEMA = "_lllaunch_schema"
+
+
+def config_path_of(path: str | None) -> str | None:
+    """Return the value of ``--config-path`` for Hydra, which counts it from the app's own file.
+
+    It was given from the working directory, if it exists there.
+    """
+    return os.path.abspath(path) if path and os.path.isdir(path) else path
+
+
+def hydra_words(argv: Sequence[str]) -> tuple[list[str], str | None]:
+    """Return words for Hydra with what it takes ``--config-path`` for, and ``--config-dir``.
+
+    Hydra itself would search that directory last.
+    """
+    words, directory = list(argv), None
+    for index, (flag, value) in enumerate(itertools.pairwise(argv), start=1):
+        if flag in {"--config-path", "-cp"}:
+            words[index] = str(config_path_of(value))
+        elif flag in {"--config-dir", "-cd"}:
+            directory = value
+    return words, directory
+
+
+class ConfDirectories(SearchPathPlugin):
+    """Adds directories to the search path of the app that registered it, and of no other."""
+
+    config_dir: ClassVar[str | None] = None
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Puts --config-dir and ./conf before the package's configs; called by Hydra."""
+        before_main = any(element.path == PACKAGED for element in search_path.get_path())
+        if not before_main:
+            # --config-path replaced the package: what it names precedes ./conf
+            search_path.append(_PROVIDER, PACKAGED)
+        conf = os.path.abspath(DIRECTORY)
+        if os.path.isdir(conf):
+            anchor = SearchPathQuery(_HYDRA if before_main else _MAIN)
+            search_path.append(_PROVIDER, f"file://{conf}", anchor=anchor)
+        # a directory that is not there is left to Hydra, which reports it
+        if self.config_dir and os.path.isdir(self.config_dir):
+            path = f"file://{os.path.abspath(self.config_dir)}"
+            search_path.append("command-line", path, anchor=SearchPathQuery(_HYDRA))
+
+
+def install() -> None:
+    """Stores the schema, makes Hydra's root name it, and teaches OmegaConf ``${worker:...}``.
+
+    The launcher and the sweeper of the app are lllaunch's from then on, if none is chosen.
+    Idempotent.
+    """
+    register_resolvers()
+    store_deferred(_SCHEMA, lambda: {"launch": schema_node()})
+    # What is stored now, not a fresh HydraConf: another library may have added to it. In place:
+    # loading and storing would copy it twice, which takes 8 ms.
+    entry, defaults = f"/{_SCHEMA}@_global_", root_defaults()
+    if entry in defaults:
+        return
+    defaults.append(entry)
+    for each in defaults:
+        # unless the command line or a primary config names another one
+        for group in ("launcher", "sweeper"):
+            if isinstance(each, DictConfig) and each.get(group) == "basic":
+                each[group] = "lllaunch"
+
+
+def install_app(config_dir: str | None) -> None:
+    """Do the same for ``python -m lllaunch``, and put its directories on the search path."""
+    install()
+    ConfDirectories.config_dir = config_dir
+    Plugins.instance().register(ConfDirectories)
+
+
+def experiment_name(config: DictConfig) -> str:
+    """Returns what a run is called in review: its choice of `EXPERIMENTS`, or its primary config.
+
+    An empty string if there is neither.
+    """
+    choices: Any = OmegaConf.select(config, "hydra.runtime.choices")
+    choice = choices.get(EXPERIMENTS) if isinstance(choices, DictConfig) else None
+    if isinstance(choice, str) and choice:
+        return choice
+    name = OmegaConf.select(config, "hydra.job.config_name")
+    return "" if name in {None, PRIMARY, AGAIN} else str(name)
+
+
+def is_of_a_moment(node: DictConfig) -> bool:
+    """Return whether a directory is named after the moment, and so is to be a new one."""
+    raw: Any = OmegaConf.to_container(node, resolve=False)
+    return "${now:" in str(raw["dir"])
+
+
+def as_file_name(text: str) -> str:
+    """Return a text as the name of one file or directory."""
+    return re.sub(r"[^\w.-]", "_", text).lstrip(".") or "run"
+
+
+def job_name(overrides: Sequence[str]) -> str:
+    """Returns what the lock of a sweep calls a job."""
+    return shlex.join(redacted_overrides(overrides))
+
+
+def words_of(config: DictConfig) -> tuple[str, ...]:
+    """Returns flags and overrides that compose a config again, without secrets and locks."""
+    node: Any = config.hydra
+    name = node.job.config_name
+    flags = [] if name in {None, PRIMARY, AGAIN} else ["--config-name", str(name)]
+    for source in node.runtime.config_sources:
+        if source.provider == "command-line" and source.schema == "file":
+            path = os.path.relpath(source.path, node.runtime.cwd)
+            flags[:0] = ["--config-dir", path] if path != DIRECTORY else []
+    return (*dict.fromkeys(flags), *unlocked(redacted_overrides(given_overrides(config))))
+
+
+def as_written(overrides: ListConfig) -> list[str]:
+    """Returns overrides with their interpolations, which a config that holds them would resolve."""
+    found: Any = OmegaConf.to_container(overrides, resolve=False)
+    return list(map(str, found))
+
+
+def given_overrides(config: DictConfig) -> list[str]:
+    """Return the overrides that a config was composed with: those of Hydra's node, then others."""
+    node: Any = config.hydra.overrides
+    return [*as_written(node.hydra), *as_written(node.task)]
+
+
+def unlocked(overrides: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns overrides without those that do not bear on the plan: whether and where it runs."""
+    keys = ("launch.locked", "hydra.mode", RESUME)
+    return tuple(
+        text
+        for text in overrides
+        if text.lstrip("+~").partition("=")[0] not in keys
+        and not text.lstrip("+~").startswith(("hydra.run.", "hydra.sweep."))
+    )

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.app.aside import in_fork
 from lllaunch.app.boundary import without_variables
 from lllaunch.app.compose import ComposeFailed, Composition, ConfigRequest, review_sweep
-from lllaunch.app.configs import DIRECTORY, PRIMARY
 from lllaunch.app.gate import expect_lock, lock_name, policy_of
+from lllaunch.app.jobs import in_fork
+from lllaunch.app.planning import DIRECTORY, PRIMARY
 from lllaunch.checking.findings import REFUSED, WRONG, Checked, CheckedDiagnostic, Outcome, merged
 from lllaunch.checking.tree import (
     ConfigFile,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lllaunch.app.command_line import quoted
-from lllaunch.app.configs import EXPERIMENTS
+from lllaunch.app.planning import EXPERIMENTS
 from lllaunch.checking.findings import WRONG, CheckedDiagnostic, is_in
 from lllaunch.config.document import NO_LINES, Document, parse, read_text
 from lllaunch.config.secrets import EXPOSED, exposed, not_secret

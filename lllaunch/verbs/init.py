@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from lllaunch.app.command_line import program
 from lllaunch.app.compose import Composition, ConfigRequest, add_hydra_flags, review_run
-from lllaunch.app.configs import DIRECTORY
+from lllaunch.app.planning import DIRECTORY
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.files import naming, write_atomic
 from lllaunch.verbs.plan import experiment_text

@@ -23,9 +23,8 @@ from msgspec import structs
 from omegaconf import OmegaConf
 
 from lllaunch.app.compose import Composition, ConfigRequest, Reviewed, located, review_run
-from lllaunch.app.configs import unlocked
 from lllaunch.app.gate import admit
-from lllaunch.app.planning import locating
+from lllaunch.app.planning import locating, unlocked
 from lllaunch.config.plan import plan_node
 from lllaunch.config.read import watching
 from lllaunch.errors import ConfigError, Diagnostic

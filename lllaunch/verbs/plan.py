@@ -20,8 +20,8 @@ from lllaunch.app.compose import (
     review_run,
     review_sweep,
 )
-from lllaunch.app.configs import unlocked
 from lllaunch.app.gate import policy_of
+from lllaunch.app.planning import unlocked
 from lllaunch.config.fields import Findings
 from lllaunch.config.plan import dump_yaml, essential
 from lllaunch.config.tree import leaf_items

@@ -7,8 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from lllaunch.app.app import read_again, run_again
 from lllaunch.app.command_line import prestarted, program
-from lllaunch.app.rerun import read_again, run_again
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.results.locate import LATEST, locate
 from lllaunch.review.paths import POLICY_VARIABLE, PlanRefused, locks_all, policy_path, tree_top

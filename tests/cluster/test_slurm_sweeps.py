@@ -585,10 +585,10 @@ def test_where_the_site_takes_no_more_jobs_the_launcher_goes_on_later(
 # The launcher, of little patience.
 HASTY = """
 import runpy, sys
-from lllaunch.app.sweeping import submitted
+from lllaunch.app import submitting
 from lllaunch.cluster import slurm
 slurm.PAUSES = (0.1,)
-submitted._PATIENCE, submitted._LONGEST_PAUSE = 1.0, 0.5
+submitting._PATIENCE, submitting._LONGEST_PAUSE = 1.0, 0.5
 runpy.run_module("lllaunch", run_name="__main__", alter_sys=True)
 """
 

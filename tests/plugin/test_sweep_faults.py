@@ -294,7 +294,7 @@ LATE = """
 import os, signal, sys
 
 if sys.orig_argv[1:4] == ["-m", "lllaunch", "-m"]:
-    import lllaunch.app.sweeping.launcher as launcher
+    import lllaunch.app.launcher as launcher
     import lllaunch.sweep.session as session
     from lllaunch.sweep.session import JobRecords
 

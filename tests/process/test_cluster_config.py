@@ -11,7 +11,7 @@ import pytest
 import yaml
 from support.project import Project
 
-from lllaunch.app.rerun import read_again
+from lllaunch.app.app import read_again
 from lllaunch.config.cluster import CLUSTER_KEYS
 from lllaunch.config.plan import SOURCES, complete
 

@@ -15,8 +15,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobRuntime, setup_globals
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.app.configs import install
 from lllaunch.app.own_worker import pack, settle, unpack
+from lllaunch.app.planning import install
 from lllaunch.errors import NotPicklable
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lllaunch.app.command_line import only_asks, prestarted
-from lllaunch.app.configs import hydra_words
+from lllaunch.app.planning import hydra_words
 
 
 @pytest.mark.parametrize("words", ["--cfg job", "--info", "--help", "-sc install=bash"])

@@ -14,8 +14,8 @@ from support.project import Project
 from support.verbs import Called, call_app, listing
 
 from lllaunch.app.compose import Composition, ConfigRequest
-from lllaunch.app.configs import as_written, job_name
 from lllaunch.app.gate import asks_for_lock
+from lllaunch.app.planning import as_written, job_name
 from lllaunch.config.plan import portable_plan
 from lllaunch.launch_settings import KEYS
 from lllaunch.verbs import plan

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from lllaunch.app.rerun import read_again
+from lllaunch.app.app import read_again
 
 
 def test_a_config_with_tags_that_omegaconf_writes_is_run_again(tmp_path: Path) -> None:

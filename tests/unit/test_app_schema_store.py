@@ -7,7 +7,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 
-from lllaunch.app.configs import install
+from lllaunch.app.planning import install
 
 
 @pytest.fixture(autouse=True)

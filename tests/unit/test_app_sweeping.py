@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lllaunch.app.aside import ComposerKilled, map_in_forks
-from lllaunch.app.sweeping.launcher import SweptJob, check_resume, launches_once
-from lllaunch.app.sweeping.probes import SweepRefused, choose, decides
-from lllaunch.app.sweeping.sweeper import completed, grid
+from lllaunch.app.jobs import ComposerKilled, SweepRefused, choose, decides, map_in_forks
+from lllaunch.app.launcher import SweptJob, check_resume, launches_once
+from lllaunch.app.sweeper import completed, grid
 from lllaunch.errors import ConfigError
 from lllaunch.sweep.schedule import JobBroken
 

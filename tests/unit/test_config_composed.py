@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from lllaunch.app.configs import install
+from lllaunch.app.planning import install
 from lllaunch.config.kinds import with_spin
 from lllaunch.config.nodes import HostContext
 from lllaunch.config.resolve import resolve

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lllaunch.app.configs import install
+from lllaunch.app.planning import install
 from lllaunch.config.document import lines_of
 from lllaunch.config.origins import Origin, Origins, origins
 

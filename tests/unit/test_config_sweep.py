@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.app.configs import install
+from lllaunch.app.planning import install
 from lllaunch.config.nodes import HostContext
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import launcher_node

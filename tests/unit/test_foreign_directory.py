@@ -17,7 +17,7 @@ import pytest
 from support.launching import until
 from support.left import LeftRun, LeftSweep
 
-from lllaunch.app.sweeping import sweeper
+from lllaunch.app import sweeper
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.run.directory import RunDirectory
 from lllaunch.run.result import Succeeded

@@ -27,18 +27,19 @@ from omegaconf import OmegaConf, open_dict, read_write
 from lllaunch import __version__
 from lllaunch.app.app import jobs_of
 from lllaunch.app.boundary import AppEnded, JobFailed, refusing, tell_ci
-from lllaunch.app.configs import as_written, is_of_a_moment
-from lllaunch.app.own_worker import UserFunction, call_in_worker
-from lllaunch.app.planning import job_cwd, load, locating, without_hydra
-from lllaunch.app.sweeping.jobs import (
+from lllaunch.app.jobs import (
     FOR_JOBS,
     LAUNCHER,
     SweepJobs,
+    compared,
+    decides,
     labels_of,
     name_of,
+    probe,
 )
-from lllaunch.app.sweeping.probes import compared, decides, probe
-from lllaunch.app.sweeping.sweeper import command
+from lllaunch.app.own_worker import UserFunction, call_in_worker
+from lllaunch.app.planning import as_written, is_of_a_moment, job_cwd, load, locating, without_hydra
+from lllaunch.app.sweeper import command
 from lllaunch.config.read import cluster_key, register_resolvers
 from lllaunch.config.sweep import SweepSettings, sweep_settings
 from lllaunch.console.sweep import Board, SweepConsole
@@ -282,7 +283,7 @@ class HydraSweep:
         executor: Executor
         if jobs.for_cluster:
             # only of what goes to a cluster
-            from lllaunch.app.sweeping.submitted import SlurmExecutor  # noqa: PLC0415
+            from lllaunch.app.submitting import SlurmExecutor  # noqa: PLC0415
 
             given = (session, jobs, policy, batch, prepare, review, console.note)
             executor = SlurmExecutor(*given, self.at_once)
