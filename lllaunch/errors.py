@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, is_dataclass
 from enum import IntEnum
-from typing import ClassVar, Literal
-
-from lllaunch.text import size
+from typing import Any, Literal
 
 Code = Literal[
     "arguments",
@@ -165,21 +163,24 @@ class Unfit(ValueError):
 
 
 class LaunchError(Exception):
-    """Base of all errors that lllaunch raises on purpose.
+    """What lllaunch raises on purpose; those that somebody tells apart are subclasses.
 
-    Subclasses are dataclasses; their fields are their constructor's arguments, so they survive
-    pickling with all they know.
+    Where their parts are read, too, they are dataclasses: the fields are the constructor's
+    arguments, so that they survive pickling with all they know.
     """
 
-    exit_code: ClassVar[int] = 1
+    exit_code: int = ExitCode.ERROR
 
-    def __str__(self) -> str:
-        return type(self).__name__
+    def __init__(self, message: str, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        if exit_code is not None:
+            self.exit_code = exit_code
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self) -> Any:
+        if not is_dataclass(self):
+            return super().__reduce__()
         # not __dataclass_fields__, which has class variables in it
-        names: list[str] = [each.name for each in fields(self)] if is_dataclass(self) else []
-        return (type(self), tuple(getattr(self, name) for name in names))
+        return (type(self), tuple(getattr(self, each.name) for each in fields(self)))
 
 
 @dataclass(eq=False)
@@ -187,7 +188,7 @@ class ConfigError(LaunchError):
     """The configuration is wrong; nothing was started."""
 
     problems: tuple[Diagnostic, ...]  # everything that is wrong, at least one
-    exit_code: ClassVar[int] = 2
+    exit_code = ExitCode.CONFIG
 
     def __str__(self) -> str:
         return "\n".join(str(problem) for problem in self.problems)
@@ -214,7 +215,7 @@ class PreloadFailed(LaunchError):
     module: str
     reason: str  # one line
     traceback: str = ""
-    exit_code: ClassVar[int] = 2
+    exit_code = ExitCode.CONFIG
 
     def __str__(self) -> str:
         text = f"launch.preload: {self.module!r} could not be preloaded: {self.reason}"
@@ -245,43 +246,17 @@ class OutputError(LaunchError):
         return f"{self.path!r}{whose}: {self.reason}"
 
 
-@dataclass(eq=False)
-class NotEnoughDisk(LaunchError):
-    """Less space is free than ``min_disk`` asks for; the attempt was not begun."""
-
-    directory: str
-    mount: str  # where its file system is mounted
-    free: int  # bytes
-    least: int
-
-    def __str__(self) -> str:
-        return (
-            f"launch.min_disk: {size(self.free)} are free on {self.mount!r}, where "
-            f"{self.directory!r} is, and {size(self.least)} must be"
-        )
+def package_missing(package: str, feature: str) -> LaunchError:
+    """Return what to raise where a package that only some features need is not installed."""
+    text = f"{feature} needs a package that is missing: pip install {package}"
+    return LaunchError(text, ExitCode.CONFIG)
 
 
-@dataclass(eq=False)
-class PackageMissing(LaunchError):
-    """A package that only some features need is not installed."""
-
-    package: str  # its name for pip
-    feature: str
-    exit_code: ClassVar[int] = 2
-
-    def __str__(self) -> str:
-        return f"{self.feature} needs a package that is missing: pip install {self.package}"
-
-
-@dataclass(eq=False)
 class RendezvousFailed(LaunchError):
     """The nodes of a run could not meet, or lost each other where they cannot meet again."""
 
-    what: str
-    hint: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.what}; {self.hint}" if self.hint else self.what
+    def __init__(self, what: str, hint: str = "") -> None:
+        super().__init__(f"{what}; {hint}" if hint else what)
 
 
 @dataclass(eq=False)

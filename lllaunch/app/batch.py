@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +122,7 @@ def run_in_job(
         raise ConfigError((problem,))
     if submission.job not in {"", job}:
         _end_others(job)
-        raise BatchJobRefused(_superseded(job, submission.job))
+        raise LaunchError(_superseded(job, submission.job))
     first = leads()
     account = account_of(directory)
     batch = BatchJob(
@@ -320,7 +319,7 @@ def _write_submission(directory: str, submission: Submission) -> None:
 
     known = read_submission(directory)
     if known is not None and number(known.job) > number(submission.job):
-        raise BatchJobRefused(_superseded(submission.job, known.job))
+        raise LaunchError(_superseded(submission.job, known.job))
     if leads() and (known is None or known.job != submission.job):
         submission.write(directory)
 
@@ -356,7 +355,7 @@ def begin(batch: BatchJob, job: str, requeue: Requeue | None) -> None:
     reason = "" if back is None or requeue is None else account.refusal(back.cause, requeue)
     if reason:
         batch.note(BatchEnded(int(ExitCode.ERROR), reason))
-        raise BatchJobRefused(f"the run {reason}: it is not started again")
+        raise LaunchError(f"the run {reason}: it is not started again")
 
 
 def _end_others(job: str) -> None:
@@ -526,13 +525,3 @@ def restart_count() -> int:
 
 def _superseded(job: str, other: str) -> str:
     return f"batch job {job} is not run: its run was submitted again as {other}"
-
-
-@dataclass(eq=False)
-class BatchJobRefused(LaunchError):
-    """A batch job does not run its run: another one does, or it has been requeued too often."""
-
-    reason: str
-
-    def __str__(self) -> str:
-        return self.reason

@@ -68,7 +68,7 @@ class ComposeFailed(LaunchError):
 
     reason: str
     message: str = ""
-    exit_code: int = ExitCode.ERROR  # type: ignore[misc]
+    exit_code: int = ExitCode.ERROR
 
     def __str__(self) -> str:
         return self.message or self.reason

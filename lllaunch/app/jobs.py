@@ -110,14 +110,8 @@ THREADS = "OMP_NUM_THREADS"
 FOR_JOBS = ("lllaunch.config.resolve", "lllaunch.run.execute", "lllaunch.run.judge")
 
 
-@dataclass(eq=False)
-class NotRun(LaunchError):
-    """A job was composed and could not be run."""
-
-    reason: str
-
-    def __str__(self) -> str:
-        return f"the job could not be run: {self.reason}"
+def _not_run(reason: str) -> LaunchError:
+    return LaunchError(f"the job could not be run: {reason}")
 
 
 class Planned(NamedTuple):
@@ -301,7 +295,7 @@ class SweepJobs:
         return job_config(essential({"launch": launch})["launch"], rest, places)
 
     def execute(self, prepared: Prepared, lease: Lease, spawner: Spawner | None) -> int:  # noqa: ARG002 - the lease is in the environment
-        """Run a prepared job with Hydra's logging, directories and callbacks, or raise `NotRun`."""
+        """Run a prepared job with Hydra's logging, directories and callbacks."""
         planned = prepared.payload
         assert isinstance(planned, Planned)
         assert self.task_function is not None
@@ -333,12 +327,12 @@ class SweepJobs:
         except SystemExit as end:
             # a callback's, or a library's; what it says of the run is not true
             if not outcomes:
-                raise NotRun(f"it was ended by SystemExit({end.code!r})") from end
+                raise _not_run(f"it was ended by SystemExit({end.code!r})") from end
             return outcomes[0].exit_code
         except Exception as error:
             if os.environ.get("HYDRA_FULL_ERROR") == "1":
                 traceback.print_exc()
-            raise NotRun(without_variables(message_of(error))) from error
+            raise _not_run(without_variables(message_of(error))) from error
         if not outcomes:
             # what it raised: the run could not be started
             return int(done.return_value or 0)
@@ -535,13 +529,6 @@ A = TypeVar("A")
 T = TypeVar("T")
 
 
-class ComposerKilled(LaunchError):
-    """A process that composes jobs ended without an answer."""
-
-    def __str__(self) -> str:
-        return "jobs were composed, and the process that did so was killed or failed"
-
-
 def map_in_forks(
     function: Callable[[A], T], items: Sequence[A], processes: int
 ) -> Generator[T, None, None]:
@@ -549,7 +536,7 @@ def map_in_forks(
 
     Close what this returns: in a finalizer an exception of a signal's handler would be lost.
 
-    ``function``: what it returns can be pickled. Raises `ComposerKilled` if it has raised
+    ``function``: what it returns can be pickled. Raises a `LaunchError` if it has raised
     something, which standard error shows, or if its process was killed.
     """
     with contextlib.ExitStack() as stack:
@@ -561,7 +548,8 @@ def map_in_forks(
             try:
                 answer = pickle.load(pipes[place % processes])  # noqa: S301 - of our own fork
             except (EOFError, pickle.UnpicklingError):
-                raise ComposerKilled from None
+                text = "jobs were composed, and the process that did so was killed or failed"
+                raise LaunchError(text) from None
             yield answer
 
 

@@ -134,7 +134,8 @@ class HydraSweep:
         ``launcher``: Hydra's; all is given back when our app ends, or else when this is gone.
         """
         if threading.current_thread() is not threading.main_thread():
-            raise NotInMainThread
+            text = "a sweep is launched from the main thread only: its jobs end with the thread"
+            raise LaunchError(text)
         config, loader = launcher.config, launcher.hydra_context.config_loader
         ours = jobs_of(launcher.task_function)
         function = launcher.task_function if ours is None else ours.function
@@ -393,13 +394,6 @@ def _take_snapshot(
 
 
 # The sweep's settings
-
-
-class NotInMainThread(LaunchError):
-    """A sweep was asked for in another thread."""
-
-    def __str__(self) -> str:
-        return "a sweep is launched from the main thread only: its jobs end with the thread"
 
 
 _OURS = "hydra_plugins.lllaunch_launcher.sweeper.LllaunchSweeper"

@@ -35,7 +35,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from lllaunch.config.read import register_resolvers
 from lllaunch.config.schema import schema_node
 from lllaunch.config.tree import leaf_items
-from lllaunch.errors import ConfigError, Diagnostic, NotPicklable, PackageMissing
+from lllaunch.errors import ConfigError, Diagnostic, NotPicklable, package_missing
 from lllaunch.hydra_compat import ConfigLoaderImpl, ConfigSearchPathImpl, Hydra, watch_apps
 from lllaunch.omegaconf_compat import root_of
 from lllaunch.spawner.protocol import Forked, Function
@@ -272,7 +272,7 @@ def pack(cfg: DictConfig) -> bytes:
     try:
         import cloudpickle  # noqa: PLC0415
     except ModuleNotFoundError:
-        raise PackageMissing("cloudpickle", "a config that pickle cannot send") from None
+        raise package_missing("cloudpickle", "a config that pickle cannot send") from None
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:

@@ -311,17 +311,6 @@ _LOOKS = 3
 _PATIENCE = 600.0
 
 
-@dataclass(eq=False)
-class ClusterSilent(LaunchError):
-    """The cluster has not answered for long; its jobs go on, and were left."""
-
-    said: str
-
-    def __str__(self) -> str:
-        silence = f"Slurm has not answered for {duration(_PATIENCE)}"
-        return f"{silence}, so its jobs are left: {self.said}"
-
-
 @dataclass(slots=True)
 class SubmittedJob:
     """A job that is in a queue."""
@@ -743,7 +732,8 @@ class SlurmExecutor(Executor):
             text = f"it is asked again for {duration(_PATIENCE)}; jobs go on meanwhile"
             self._say(f"Slurm does not answer ({said}): {text}")
         elif now - self._silent >= _PATIENCE:
-            raise ClusterSilent(said)
+            text = f"Slurm has not answered for {duration(_PATIENCE)}, so its jobs are left: {said}"
+            raise LaunchError(text)
 
     def _look_at_queue(self) -> None:
         """Ask the cluster, and take note of what has changed."""

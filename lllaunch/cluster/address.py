@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lllaunch.clock import boot_id
-from lllaunch.errors import ConfigError, Diagnostic, PackageMissing, Unfit
+from lllaunch.errors import ConfigError, Diagnostic, Unfit, package_missing
 from lllaunch.text import duration
 
 MOST_NODES = 100_000
@@ -249,7 +249,7 @@ def interface_addresses(name: str) -> list[str]:
     try:
         import psutil  # noqa: PLC0415 - only where an interface is named
     except ModuleNotFoundError:
-        raise PackageMissing("psutil", "launch.rdzv.interface") from None
+        raise package_missing("psutil", "launch.rdzv.interface") from None
 
     known = {
         interface: [

@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from lllaunch.clock import now_ns
 from lllaunch.cluster.address import await_endpoint, format_endpoint, is_loopback
 from lllaunch.documents import Record, decode_record, differences, encode_record
-from lllaunch.errors import PackageMissing, RendezvousFailed
+from lllaunch.errors import RendezvousFailed, package_missing
 from lllaunch.text import duration
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ def load_torch() -> None:
         import torch.distributed  # noqa: PLC0415 - the launcher of one node does without
         import torch.distributed.elastic.rendezvous.registry  # noqa: F401, PLC0415 - as above
     except ModuleNotFoundError:
-        raise PackageMissing("torch", "launch.nnodes") from None
+        raise package_missing("torch", "launch.nnodes") from None
     finally:
         # not for the workers
         if before is None:

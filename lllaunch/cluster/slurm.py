@@ -76,7 +76,7 @@ class SubmitFailed(SlurmFailed):
     """A job was not accepted."""
 
     # 2 where what was asked for is wrong, else 1
-    exit_code: int = int(ExitCode.ERROR)  # type: ignore[misc]
+    exit_code: int = int(ExitCode.ERROR)
     unsure: bool = False  # whether the job may be there nevertheless, as there was no answer
 
     def __str__(self) -> str:
@@ -84,16 +84,10 @@ class SubmitFailed(SlurmFailed):
         return f"{super().__str__()}{maybe}"
 
 
-@dataclass(eq=False)
 class SlurmMissing(LaunchError):
     """Something that jobs are submitted with is not there."""
 
-    what: str
-    hint: str
-    exit_code = int(ExitCode.CONFIG)
-
-    def __str__(self) -> str:
-        return f"{self.what}; {self.hint}"
+    exit_code = ExitCode.CONFIG
 
 
 class QueuedJob(NamedTuple):
@@ -165,7 +159,7 @@ def _program(name: str) -> str:
     path = shutil.which(name)
     if path is None:
         where = "submit from a login node of the cluster, or run here with cluster=null"
-        raise SlurmMissing(f"there is no {name} on PATH, so no Slurm", where)
+        raise SlurmMissing(f"there is no {name} on PATH, so no Slurm; {where}")
     return path
 
 

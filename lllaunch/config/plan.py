@@ -7,8 +7,7 @@ import functools
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
@@ -20,7 +19,7 @@ from lllaunch.config.kinds import KINDS, with_spin
 from lllaunch.config.nodes import NO_ID, RDZV_DEFAULTS
 from lllaunch.config.tree import conceal
 from lllaunch.config.values import write_mask
-from lllaunch.documents import Change, differences, text_lines
+from lllaunch.documents import differences, text_lines
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
 from lllaunch.launch_settings import ABSENT, PLANNED, SETTINGS
 from lllaunch.spec import LaunchSpec, rank_key
@@ -78,24 +77,13 @@ def config_of(plan: Mapping[str, Any]) -> dict[str, Any]:
     return config
 
 
-@dataclass(eq=False)
-class PlanChanged(LaunchError):
-    """A plan differs from its plan.yaml now (old is what that says); nothing was started."""
-
-    path: str
-    changes: tuple[Change, ...]
-    exit_code: ClassVar[int] = ExitCode.REFUSED
-
-    def __str__(self) -> str:
-        lines = [f"the plan comes to another one than {self.path} now:"]
-        return "\n".join([*lines, *(f"  {line}" for line in text_lines(self.changes))])
-
-
 def expect_same(spec: LaunchSpec, plan: Mapping[str, Any], path: str) -> None:
-    """Raise `PlanChanged` unless a run is what was read from a file."""
+    """Raise a `LaunchError` unless a run is what was read from its plan.yaml."""
     changes = differences(complete(plan, SOURCES), portable_plan(spec, SOURCES))
     if changes:
-        raise PlanChanged(path, changes)
+        lines = [f"the plan comes to another one than {path} now:"]
+        lines += [f"  {line}" for line in text_lines(changes)]
+        raise LaunchError("\n".join(lines), ExitCode.REFUSED)
 
 
 def plan_hash(spec: LaunchSpec) -> str:

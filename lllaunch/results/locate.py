@@ -6,9 +6,9 @@ import itertools
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from lllaunch.errors import LaunchError
+from lllaunch.errors import ExitCode, LaunchError
 from lllaunch.files import relative_path
 from lllaunch.results.index import DEFAULT_ROOTS, used_from
 from lllaunch.results.store import (
@@ -99,7 +99,7 @@ class NoSuchRun(LaunchError):
     path: str
     reason: str  # what is there, as the predicate of a sentence
     hint: str = ""
-    exit_code: ClassVar[int] = 2
+    exit_code = ExitCode.CONFIG
 
     def __str__(self) -> str:
         hint = f"; {self.hint}" if self.hint else ""

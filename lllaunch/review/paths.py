@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
 
@@ -88,7 +88,7 @@ class PlanRefused(LaunchError):
     changes: tuple[Change, ...] = ()
     problems: tuple[Diagnostic, ...] = ()
     renew: str = ""
-    exit_code: ClassVar[int] = ExitCode.REFUSED
+    exit_code = ExitCode.REFUSED
 
     def __str__(self) -> str:
         from lllaunch.documents import text_lines  # noqa: PLC0415 - if something is wrong

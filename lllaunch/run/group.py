@@ -20,7 +20,7 @@ from lllaunch.clock import RunClock, now_ns
 from lllaunch.errors import (
     ConfigError,
     Diagnostic,
-    NotEnoughDisk,
+    LaunchError,
     NotPicklable,
     PreloadFailed,
     RendezvousFailed,
@@ -51,7 +51,7 @@ from lllaunch.supervisor.machine import (
 )
 from lllaunch.supervisor.supervisor import GroupHooks, GroupOptions, Supervisor
 from lllaunch.supervisor.watchdog import WatchdogDriver
-from lllaunch.text import spans
+from lllaunch.text import size, spans
 from lllaunch.watchdog.findings import limit_of
 from lllaunch.watchdog.sampling import kernel_sleep
 from lllaunch.watchdog.stall import look_interval
@@ -282,7 +282,10 @@ class RunGroup:
         spec, ranks = self.spec, range(self.spec.nproc)
         found = None if spec.min_disk is None else free_space(self.directory.path)
         if spec.min_disk is not None and found is not None and found[1] < spec.min_disk:
-            raise NotEnoughDisk(self.directory.path, *found, spec.min_disk)
+            raise LaunchError(
+                f"launch.min_disk: {size(found[1])} are free on {found[0]!r}, where "
+                f"{self.directory.path!r} is, and {size(spec.min_disk)} must be"
+            )
         facts = {rank: place.macro_values() for rank, place in places.items()}
         envs = {rank: self._environment(places[rank]) for rank in ranks}
         preflight_env = _variables(spec, places[0])

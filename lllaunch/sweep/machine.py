@@ -21,7 +21,6 @@ import os
 import re
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, Unfit
@@ -194,15 +193,8 @@ _BACKLOG = 4096
 RETRY_AFTER = 1.0
 
 
-@dataclass(eq=False)
 class LeaseFailed(LaunchError):
     """Whether a slot is free cannot be found out."""
-
-    slot: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.slot} cannot be leased: {self.reason}"
 
 
 SlotWatch: TypeAlias = socket.socket | Alarm
@@ -309,4 +301,4 @@ def _leasing(slot: Lease) -> Iterator[None]:
         yield
     except OSError as error:
         name = f"GPU {slot.gpus[0]}" if slot.gpus else f"core {slot.cpus[0]}"
-        raise LeaseFailed(name, error.strerror or str(error)) from error
+        raise LeaseFailed(f"{name} cannot be leased: {error.strerror or error}") from error

@@ -19,7 +19,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
 from lllaunch.documents import Plain, as_record
@@ -402,15 +401,8 @@ class Remains:
 _REAP_SECONDS = 5.0
 
 
-@dataclass(eq=False)
 class ForkFailed(LaunchError):
     """The process of a job could not be made."""
-
-    number: int
-    reason: str
-
-    def __str__(self) -> str:
-        return f"job {self.number} could not be started: {self.reason}"
 
 
 class JobProcess:
@@ -470,7 +462,7 @@ class JobProcess:
                 pidfd = open_pidfd(pid)
             except OSError as error:
                 why = shortage(error) or error.strerror or str(error)
-                raise ForkFailed(number, why) from error
+                raise ForkFailed(f"job {number} could not be started: {why}") from error
             undo.pop_all()
         assert pidfd is not None  # our own child, not waited for
         theirs.close()

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from lllaunch.console.table import is_terminal
-from lllaunch.errors import PackageMissing
+from lllaunch.errors import package_missing
 from lllaunch.results.locate import LATEST, locate
 from lllaunch.results.report import (
     load,
@@ -95,7 +95,7 @@ def _page(found: FoundDirectory, output: str | None) -> str:
     import lllaunch  # noqa: PLC0415 - as below
 
     if find_spec("jinja2") is None:
-        raise PackageMissing("jinja2", "--format html")
+        raise package_missing("jinja2", "--format html")
     if found.kind == "sweep":
         from lllaunch.pages.sweep_page import (  # noqa: PLC0415 - of one format
             sweep_facts,

@@ -7,7 +7,7 @@ import os
 import shlex
 import socket
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from lllaunch.console.report import frame_text, look_lines
 from lllaunch.documents import Plain
@@ -50,7 +50,7 @@ _NAME = 80
 class NoStacks(NoSuchRun):
     """A run goes on, and does not say where its workers stand."""
 
-    exit_code: ClassVar[int] = ExitCode.ERROR
+    exit_code = ExitCode.ERROR
 
     def __str__(self) -> str:
         return "; ".join(filter(None, (f"{self.path}: {self.reason}", self.hint)))

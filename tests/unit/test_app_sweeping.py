@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from lllaunch.app.jobs import ComposerKilled, SweepRefused, choose, decides, map_in_forks
+from lllaunch.app.jobs import SweepRefused, choose, decides, map_in_forks
 from lllaunch.app.launcher import SweptJob, check_resume, launches_once
 from lllaunch.app.sweeper import completed, grid
-from lllaunch.errors import ConfigError
+from lllaunch.errors import ConfigError, LaunchError
 from lllaunch.sweep.schedule import JobBroken
 
 
@@ -75,7 +75,7 @@ def test_answers_come_in_order_however_many_forks_there_are() -> None:
 def test_what_fails_aside_is_an_error(fail: Callable[[Any], Any]) -> None:
     with (
         contextlib.closing(map_in_forks(fail, (None,), 1)) as answers,
-        pytest.raises(ComposerKilled),
+        pytest.raises(LaunchError, match="killed or failed"),
     ):
         next(answers)
 

@@ -52,7 +52,7 @@ def test_what_is_missing_is_said(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(*_: object, **__: object) -> None:
-        raise SlurmMissing("something is missing", "pip install it")
+        raise SlurmMissing("something is missing; pip install it")
 
     monkeypatch.setattr(slurm, "batch_text", missing)
     ended = planned(capsys)
