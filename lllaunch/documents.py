@@ -390,17 +390,10 @@ _PLAIN_KEY = re.compile(r"[^\W\d][\w-]*")
 ABSENT = msgspec.UNSET  # stands where there is no value; null is one
 
 
-class Index(int):
-    """A place in a list, in a path; other whole numbers there are keys of mappings."""
-
-
 class Change(NamedTuple):
-    """One value that differs.
+    """One value that differs; a missing side is `ABSENT`."""
 
-    ``path`` has keys and `Index`es; a missing side is `ABSENT`.
-    """
-
-    path: tuple[Any, ...]
+    path: tuple[Any, ...]  # keys of mappings, and places in lists
     old: Any
     new: Any
 
@@ -488,40 +481,27 @@ def _changes(path: tuple[Any, ...], old: Any, new: Any, ordered: bool) -> Iterat
         found = False
         for key in (*old, *(key for key in new if key not in old)):
             below = (*path, key)
-            before, after = old.get(key, ABSENT), new.get(key, ABSENT)
-            for change in _changes(below, before, after, ordered):
+            for change in _changes(below, old.get(key, ABSENT), new.get(key, ABSENT), ordered):
                 found = True
                 yield change
-        if ordered and not found and [*map(_typed, old)] != [*map(_typed, new)]:
+        # the order of the keys, or 1 in place of true
+        if ordered and not found and repr([*old]) != repr([*new]):
             yield Change(path, old, new)
-    elif isinstance(old, list) and isinstance(new, list):
-        yield from _in_lists(path, old, new, ordered)
-    elif not _same(old, new):
+    elif isinstance(old, list) and isinstance(new, list) and _differ_by_place(old, new):
+        pairs = enumerate(itertools.zip_longest(old, new, fillvalue=ABSENT))
+        for place, (before, after) in pairs:
+            yield from _changes((*path, place), before, after, ordered)
+    elif repr(old) != repr(new):
         yield Change(path, old, new)
 
 
-def _in_lists(
-    path: tuple[Any, ...], old: list[Any], new: list[Any], ordered: bool
-) -> Iterator[Change]:
+def _differ_by_place(old: list[Any], new: list[Any]) -> bool:
+    if any(isinstance(item, (Mapping, list)) for item in (*old, *new)):
+        return True
     common = min(len(old), len(new))
-    pairs = enumerate(itertools.zip_longest(old, new, fillvalue=ABSENT))
-    by_place = [[*_changes((*path, Index(place)), *pair, ordered)] for place, pair in pairs]
-    differing = sum(map(bool, by_place[:common]))
-    many = differing > common / 2 or (differing and len(old) != len(new))
-    if many and not any(isinstance(item, (Mapping, list)) for item in (*old, *new)):
-        yield Change(path, old, new)
-    else:
-        yield from itertools.chain(*by_place)
-
-
-def _same(old: Any, new: Any) -> bool:
-    if type(old) is not type(new):
-        return False
-    return bool(old == new) or (isinstance(old, float) and math.isnan(old) and math.isnan(new))
-
-
-def _typed(key: Any) -> tuple[str, Any]:
-    return type(key).__name__, key
+    if len(old) != len(new):
+        return repr(old[:common]) == repr(new[:common])
+    return 2 * sum(repr(a) != repr(b) for a, b in zip(old, new, strict=True)) <= common
 
 
 def _shown(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.documents import ABSENT, Change, Index, changes_as_json, differences, text_lines
+from lllaunch.documents import ABSENT, Change, changes_as_json, differences, text_lines
 from lllaunch.errors import Diagnostic
 from lllaunch.review.paths import PlanRefused
 
@@ -37,7 +37,7 @@ def applied(plan: Any, changes: tuple[Change, ...]) -> Any:
         if change.new is ABSENT:
             assert node[last] == change.old
             del node[last]
-        elif isinstance(last, Index) and change.old is ABSENT:
+        elif isinstance(node, list) and change.old is ABSENT:
             assert len(node) == last
             node.append(change.new)
         else:
