@@ -303,8 +303,8 @@ class ConsolePolicy(Struct, frozen=True):
 class LaunchSpec(Discreet, frozen=True):
     """One run, resolved: all that the launcher decides from.
 
-    Fields that the config has, too, are explained in `lllaunch.launch_settings.Launch`; here all
-    are decided: times are seconds, sizes bytes, paths absolute, and None is no limit.
+    Fields that the config has, too, are explained in docs/reference/config.md; here all are
+    decided: times are seconds, sizes bytes, paths absolute, and None is no limit.
     """
 
     entrypoint: Entrypoint
