@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import json
 import os
-import queue
 import signal
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from lllaunch.clock import now_ns
 from lllaunch.documents import Plain, Record, Text, decode_record, encode_record
@@ -205,134 +203,12 @@ def _line(connection: socket.socket, seconds: float, most: int) -> bytes:
     raise EOFError
 
 
-# Clients
-
-
-class Question(NamedTuple):
-    """A request that is to be answered."""
-
-    request: Request
-    tell: Callable[[Mapping[str, Any]], None]
-    until: float  # moment of the monotonic clock by which stacks must have begun to be taken
-    pid: int | None = None  # as in `StacksAnswered`; None for a request of another node
-    uid: int | None = None
-
-
 def _peer(connection: socket.socket) -> tuple[int, int]:
     """Return process id and user of the other end."""
     size = struct.calcsize("3i")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
     pid, uid, _ = struct.unpack("3i", credentials)
     return pid, uid
-
-
-class ControlSocket:
-    """Where clients connect: one is served after another, by a thread as long as it is there.
-
-    Raises:
-        OSError: the file system knows no sockets, or it cannot be made.
-    """
-
-    def __init__(self, directory: str) -> None:
-        self._path = os.path.join(os.path.abspath(directory), SOCKET)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        self._serving = False
-        self._thread: threading.Thread | None = None  # of the last client
-        self._connection: socket.socket | None = None
-        self._answer: Future[Mapping[str, Any]] = Future()
-        self._asked: queue.SimpleQueue[Question] = queue.SimpleQueue()
-        self._inode = 0
-        self._event = -1
-        try:
-            # readable when somebody has asked, or is gone
-            self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            # the file gets these bits, so nobody else can connect at any moment
-            os.fchmod(self._listener.fileno(), 0o600)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)
-            with short_address(self._path) as address:
-                self._listener.bind(address)
-            self._inode = os.lstat(self._path).st_ino
-            self._listener.listen(_MOST_WAITING)
-        except BaseException:
-            self.close()
-            raise
-
-    def files(self) -> list[Any]:
-        """Descriptors that are readable when `dispatch` has something to do."""
-        return [self._event if self._serving else self._listener]
-
-    def dispatch(self) -> list[Question]:
-        """Let the next client in, without waiting; return what is asked since."""
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._event)
-        if not self._serving and wait_readable(self._listener, 0):
-            self._answer, self._serving = Future(), True
-            thread = threading.Thread(target=self._serve, args=(self._answer,), daemon=True)
-            try:
-                thread.start()
-                self._thread = thread
-            except RuntimeError:
-                # there are too many threads
-                self._serving = False
-                self._listener.accept()[0].close()
-        return [] if self._asked.empty() else [self._asked.get()]
-
-    def _serve(self, answer: Future[Mapping[str, Any]]) -> None:
-        # the main thread is to get them, and to stop for SIGTSTP
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        try:
-            self._connection, _ = self._listener.accept()
-        except OSError:
-            # no descriptor is left
-            time.sleep(_PAUSE)
-        else:
-            # it is gone, or slow, or the run is ending
-            with self._connection, contextlib.suppress(OSError, EOFError, CancelledError):
-                try:
-                    self._asked.put(self._question(self._connection, answer))
-                    os.eventfd_write(self._event, 1)
-                    document = answer.result(ANSWER_SECONDS)
-                except RequestRefused as refused:
-                    document = refused.to_json()
-                self._connection.settimeout(_TAKE_SECONDS)
-                self._connection.sendall(json.dumps(document).encode() + b"\n")
-        self._serving = False
-        os.eventfd_write(self._event, 1)
-
-    def _question(self, connection: socket.socket, answer: Future[Mapping[str, Any]]) -> Question:
-        """Wait for what a client asks for; also raises what `_line` does.
-
-        Raises:
-            RequestRefused: it asks for nothing that there is, or may not ask.
-        """
-        try:
-            line = _line(connection, _REQUEST_SECONDS, _MOST_REQUEST)
-        except ValueError as error:
-            raise RequestRefused("request", str(error)) from None
-        pid, uid = _peer(connection)
-        if uid not in {_ROOT, os.geteuid()}:
-            raise RequestRefused("permission", f"user {uid} may not look into this run")
-        until = time.monotonic() + _BUSY_SECONDS
-        return Question(Request.from_json(line), answer.set_result, until, pid, uid)
-
-    def close(self) -> None:
-        """Hang up, and remove the socket; idempotent."""
-        with contextlib.suppress(OSError):
-            if self._listener.fileno() >= 0 and os.lstat(self._path).st_ino == self._inode:
-                os.unlink(self._path)
-        self._listener.close()
-        # who has its answer takes it; nobody asks any more
-        self._answer.cancel()
-        if self._thread is not None:
-            with contextlib.suppress(OSError):
-                if self._connection is not None:
-                    self._connection.shutdown(socket.SHUT_RD)
-            self._thread.join(_LAST_SECONDS)
-        # a thread that is late writes to it
-        if self._event >= 0 and not (self._thread and self._thread.is_alive()):
-            os.close(self._event)
-            self._event = -1
 
 
 # What is answered
@@ -369,54 +245,22 @@ class RunMoment(NamedTuple):
 class _Look(NamedTuple):
     """Stacks that are being taken for a request."""
 
-    question: Question
     view: RunMoment
     time_ns: int  # since the epoch: all that is known was so after that
-    until: float  # moment of the monotonic clock by which all must be done
     ranks: Sequence[int]  # local ranks of whom is asked
     collector: StackCollector | None  # None if none of them lives
-    others: Future[Mapping[int, bytes]] | None  # what other nodes answer
-
-    @property
-    def takes(self) -> list[StackCollector]:
-        """Who still takes stacks here, if somebody does."""
-        collector = self.collector
-        return [] if collector is None or wait_readable(collector, 0) else [collector]
-
-    def end(self) -> tuple[RankAnswer, ...]:
-        """Take no stacks any more; return what is known."""
-        view, stacks = self.view, {}
-        if self.collector is not None:
-            stacks = {stack.rank: stack for stack in self.collector.result()}
-            self.collector.close()
-        found = []
-        for rank in self.ranks:
-            status = "running" if rank in view.pids else "starting"
-            stack = stacks.get(rank, RankStack(rank))
-            known = {name: getattr(stack, name) for name in RankStack.__struct_fields__}
-            if not self.question.request.threads:
-                known["threads"] = ()
-            if stack.trace is not None:
-                from lllaunch.watchdog.collectives import latest  # noqa: PLC0415 - seldom
-
-                known["trace"] = latest(stack.trace)
-            known |= {
-                "rank": view.base_rank + rank,
-                "local_rank": rank,
-                "status": status if rank in view.alive else "ended",
-                "pid": view.pids.get(rank),
-            }
-            found.append(RankAnswer(**known))
-        return tuple(found)
 
 
 class RunControl:
-    """Answers what processes of the same user ask about a run, one request after the other.
+    """Answers what processes of the same user, and other nodes, ask about a run.
+
+    One after the other, each in a thread as long as it takes. What is known of the run the thread
+    gets from the main one, which also begins to take stacks: not while the watchdog does.
 
     ``nodes``: the nodes of the run; None if this is the only one.
 
     Raises:
-        OSError: as `ControlSocket` does.
+        OSError: the file system knows no sockets, or it cannot be made.
     """
 
     def __init__(
@@ -425,78 +269,89 @@ class RunControl:
         hide: Callable[[str], str] = str,
         nodes: NodeGroup | None = None,
     ) -> None:
-        self._socket = ControlSocket(directory)
         self._hide = hide
         self._nodes = nodes
-        self._waiting: list[Question] = []
+        self._path = os.path.join(os.path.abspath(directory), SOCKET)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        self._serving = False
+        self._closed = False
+        self._thread: threading.Thread | None = None  # that of the last request
+        self._connection: socket.socket | None = None
+        # what the thread waits for the main one to begin, and what that has begun last
+        self._wanted: tuple[Request, Future[_Look]] | None = None
         self._look: _Look | None = None
+        self._of_nodes: list[tuple[int, bytes]] = []
+        self._answered: list[object] = []
+        self._inode = 0
+        self._event = -1
+        try:
+            # readable when the thread wants something, or has ended
+            self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            # the file gets these bits, so nobody else can connect at any moment
+            os.fchmod(self._listener.fileno(), 0o600)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self._path)
+            with short_address(self._path) as address:
+                self._listener.bind(address)
+            self._inode = os.lstat(self._path).st_ino
+            self._listener.listen(_MOST_WAITING)
+        except BaseException:
+            self.close()
+            raise
+
+    # In the main thread
 
     def files(self) -> list[Any]:
         """Descriptors that are readable when `turn` has something to do."""
-        return [*self._socket.files(), *([] if self._look is None else self._look.takes)]
-
-    def next_in(self) -> float | None:
-        """Seconds until `turn` has something to do though nothing is readable, or None."""
-        # those who wait get their turn when the look is over
-        waiting = self._waiting if self._look is None else [self._look]
-        first = min((each.until for each in waiting), default=None)
-        return None if first is None else max(0.0, first - time.monotonic())
+        return [self._event if self._serving else self._listener]
 
     def turn(self, view: Callable[[], RunMoment]) -> list[object]:
-        """Do what is to be done, without waiting."""
-        self._waiting += self._socket.dispatch()
+        """Do what is to be done, without waiting; return what is worth writing down."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._event)
         if self._nodes is not None:
-            self._waiting += self._asked_by(self._nodes)
-        look = self._look
-        found: list[object] = []
-        if look is not None and (
-            time.monotonic() >= look.until
-            or not (look.takes or (look.others is not None and not look.others.done()))
-        ):
-            self._look = None
-            ranks = tuple(look.view.base_rank + rank for rank in look.ranks)
-            look.question.tell(Plain(self._hide)(self._answer(look)))
-            found.append(StacksAnswered(ranks, look.question.pid, look.question.uid))
-        if self._look is None and self._waiting:
-            self._next(view())
-        return found
+            self._of_nodes += self._nodes.stacks_wanted()
+        if self._wanted is not None and not (moment := view()).busy:
+            (request, wanted), self._wanted = self._wanted, None
+            if wanted.set_running_or_notify_cancel():
+                try:
+                    wanted.set_result(self._begun(request, moment))
+                except (OSError, RuntimeError) as error:
+                    # no descriptor or thread is left; the run may do without
+                    refused = RequestRefused("busy", f"nothing can be started: {error}")
+                    wanted.set_exception(refused)
+        if not self._serving and self._of_nodes:
+            self._start(self._serve_node, *self._of_nodes.pop(0))
+        elif not self._serving and wait_readable(self._listener, 0):
+            self._start(self._serve_client)
+        answered, self._answered = self._answered, []
+        return answered
 
-    def _asked_by(self, nodes: NodeGroup) -> Iterator[Question]:
-        """Yield what other nodes have asked since the last call."""
-        for number, text in nodes.stacks_wanted():
+    def _start(self, serve: Callable[..., None], *asked: Any) -> None:
+        def run() -> None:
+            # the main thread is to get them, and to stop for SIGTSTP
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             try:
-                request = Request.from_json(text)
-            except RequestRefused as refused:
-                nodes.give_stacks(number, refused.to_json())
-                continue
-            give = functools.partial(nodes.give_stacks, number)
-            yield Question(request, give, time.monotonic() + _BUSY_SECONDS)
+                serve(*asked)
+            finally:
+                self._serving = False
+                os.eventfd_write(self._event, 1)
 
-    def _next(self, view: RunMoment) -> None:
-        """Begin with the next request, unless the watchdog is at it."""
-        question, now = self._waiting[0], time.monotonic()
-        if view.busy and question.until > now:
-            return
-        del self._waiting[0]
-        text = "the watchdog takes stacks itself: see what it says"
-        if not view.busy:
-            try:
-                self._look = self._begun(question, view)
-            except (OSError, RuntimeError) as error:
-                # no descriptor or thread is left; the run may do without
-                text = f"nothing can be started: {error}"
-            else:
-                return
-        question.tell(RequestRefused("busy", text).to_json())
+        self._serving, thread = True, threading.Thread(target=run, daemon=True)
+        try:
+            thread.start()
+            self._thread = thread
+        except RuntimeError:
+            # there are too many threads
+            self._serving = False
+            if not asked:
+                self._listener.accept()[0].close()
 
-    def _begun(self, question: Question, view: RunMoment) -> _Look:
-        others, collector, seconds, now = None, None, _LOOK_SECONDS + 1.0, now_ns()
-        if self._nodes is not None and question.pid is not None:
-            others = self._nodes.ask_stacks(question.request.to_json(), _NODES_SECONDS)
-            seconds = max(seconds, _NODES_SECONDS + 1.0)
-        wanted, ranks = question.request.ranks, range(view.nproc)
-        asked = [rank for rank in ranks if wanted is None or view.base_rank + rank in wanted]
-        pids = {rank: view.pids[rank] for rank in asked if rank in view.alive & view.pids.keys()}
+    def _begun(self, request: Request, view: RunMoment) -> _Look:
+        """Begin to take the stacks that are asked for."""
+        wanted, collector, now = request.ranks, None, now_ns()
+        ranks = [r for r in range(view.nproc) if wanted is None or view.base_rank + r in wanted]
+        pids = {rank: view.pids[rank] for rank in ranks if rank in view.alive & view.pids.keys()}
         if pids:
             from lllaunch.watchdog.collector import StackCollector  # noqa: PLC0415 - seldom
 
@@ -505,61 +360,155 @@ class RunControl:
                 pids, seconds=_LOOK_SECONDS, parent=view.parent, recorders=recorders
             )
             collector.start()
-        until = time.monotonic() + seconds
-        return _Look(question, view, now, until, asked, collector, others)
+        self._look = _Look(view, now, ranks, collector)
+        return self._look
 
     def give_way(self) -> None:
         """Let the watchdog take stacks: what is being taken here is taken anew after that."""
-        if self._look is not None and self._look.takes:
-            self._look.end()
-            until = time.monotonic() + _BUSY_SECONDS
-            self._waiting.insert(0, self._look.question._replace(until=until))
-            self._look = None
+        if self._look is not None and self._look.collector is not None:
+            self._look.collector.stop()
 
-    def _answer(self, look: _Look) -> Answer:
-        view = look.view
+    def close(self) -> None:
+        """Answer nobody any more, and remove the socket; idempotent."""
+        self._closed = True
+        self.give_way()
+        if self._wanted is not None:
+            self._wanted[1].cancel()
+        with contextlib.suppress(OSError):
+            if self._listener.fileno() >= 0 and os.lstat(self._path).st_ino == self._inode:
+                os.unlink(self._path)
+        self._listener.close()
+        # who has its answer takes it; nobody asks any more
+        if self._thread is not None:
+            with contextlib.suppress(OSError):
+                if self._connection is not None:
+                    self._connection.shutdown(socket.SHUT_RD)
+            self._thread.join(_LAST_SECONDS)
+        # a thread that is late writes to it
+        if self._event >= 0 and not (self._thread and self._thread.is_alive()):
+            os.close(self._event)
+            self._event = -1
+
+    # In the thread of a request
+
+    def _serve_client(self) -> None:
+        try:
+            self._connection, _ = self._listener.accept()
+        except OSError:
+            # no descriptor is left
+            time.sleep(_PAUSE)
+            return
+        # it is gone, or slow
+        with self._connection, contextlib.suppress(OSError, EOFError):
+            try:
+                line = _line(self._connection, _REQUEST_SECONDS, _MOST_REQUEST)
+                document = self._answer(line, *_peer(self._connection))
+            except ValueError as error:
+                document = RequestRefused("request", str(error)).to_json()
+            except RequestRefused as refused:
+                document = refused.to_json()
+            self._connection.settimeout(_TAKE_SECONDS)
+            self._connection.sendall(json.dumps(document).encode() + b"\n")
+
+    def _serve_node(self, number: int, text: bytes) -> None:
+        assert self._nodes is not None
+        try:
+            document = self._answer(text)
+        except RequestRefused as refused:
+            document = refused.to_json()
+        self._nodes.give_stacks(number, document)
+
+    def _answer(self, line: bytes, pid: int | None = None, uid: int | None = None) -> Any:
+        """Return the answer to a request as plain data; without a ``pid`` it is another node's.
+
+        Raises:
+            RequestRefused: there is none.
+        """
+        if uid not in {None, _ROOT, os.geteuid()}:
+            raise RequestRefused("permission", f"user {uid} may not look into this run")
+        request = Request.from_json(line)
+        nodes, stacks, said, answered = self._nodes, dict[int, RankStack](), None, False
+        asks = pid is not None
+        while not answered:
+            look = self._next_look(request)
+            if nodes is not None and asks:
+                said = nodes.ask_stacks(request.to_json(), _NODES_SECONDS, lambda: self._closed)
+                asks = False
+            view, collector, answered = look.view, look.collector, True
+            if collector is not None:
+                wait_readable(collector, _LOOK_SECONDS + 1.0)
+                stacks = {stack.rank: stack for stack in collector.result()}
+                answered = not collector.unwanted.is_set()
+                collector.close()
+        self._answered.append(
+            StacksAnswered(tuple(view.base_rank + rank for rank in look.ranks), pid, uid)
+        )
         answer = Answer(
             time_ns=look.time_ns,
             attempt=view.attempt,
             state=view.state.name,
             text=view.state.value,
             world_size=view.nproc,
-            ranks=look.end(),
+            ranks=tuple(_rank_answer(look, stacks, rank, request) for rank in look.ranks),
         )
-        place = None if self._nodes is None else self._nodes.place
-        if place is None:
-            return answer
-        answer = replace(answer, world_size=place.share.world_size)
-        return answer if look.question.pid is None else _with_nodes(answer, place, look.others)
+        place = None if nodes is None else nodes.place
+        if place is not None:
+            answer = replace(answer, world_size=place.share.world_size)
+            answer = answer if pid is None else _with_nodes(answer, place, said)
+        return Plain(self._hide)(answer)
 
-    def close(self) -> None:
-        """Answer nobody any more, and remove the socket; idempotent."""
-        if self._look is not None:
-            self._look.end()
-            self._waiting.append(self._look.question)
-            self._look = None
-        waiting, self._waiting = self._waiting, []
-        for question in waiting:
-            question.tell(RequestRefused("over", "the run is ending").to_json())
-        self._socket.close()
+    def _next_look(self, request: Request) -> _Look:
+        """Wait until the main thread has begun a look; raise `RequestRefused` if it does not."""
+        wanted: Future[_Look] = Future()
+        self._wanted = request, wanted
+        os.eventfd_write(self._event, 1)
+        try:
+            if not self._closed:
+                return wanted.result(_BUSY_SECONDS)
+        except TimeoutError:
+            if not wanted.cancel():
+                return wanted.result()
+            text = "the watchdog takes stacks itself: see what it says"
+            raise RequestRefused("busy", text) from None
+        except CancelledError:
+            pass
+        raise RequestRefused("over", "the run is ending")
 
 
-def _with_nodes(answer: Answer, place: Place, others: Future[Mapping[int, bytes]] | None) -> Answer:
+def _rank_answer(
+    look: _Look, stacks: Mapping[int, RankStack], rank: int, request: Request
+) -> RankAnswer:
+    view, known = look.view, asdict(stacks.get(rank, RankStack(rank)))
+    if not request.threads:
+        known["threads"] = ()
+    if known["trace"] is not None:
+        from lllaunch.watchdog.collectives import latest  # noqa: PLC0415 - seldom
+
+        known["trace"] = latest(known["trace"])
+    status = "running" if rank in view.pids else "starting"
+    return RankAnswer(
+        **known | {"rank": view.base_rank + rank},
+        local_rank=rank,
+        status=status if rank in view.alive else "ended",
+        pid=view.pids.get(rank),
+    )
+
+
+def _with_nodes(answer: Answer, place: Place, said: Mapping[int, bytes] | None) -> Answer:
     """Return an answer with those of other nodes; None if these could not be asked."""
     here = place.roster.name(place.group_rank)
     ranks = [replace(each, node=here) for each in answer.ranks]
-    said = others.result() if others is not None and others.done() else {}
     nodes = []
     for group_rank, member in enumerate(place.roster.members):
         name = place.roster.name(group_rank)
         if group_rank == place.group_rank:
             nodes.append(NodeAnswer(name, answer.state, answer.text))
             continue
-        why = "did not answer" if others is not None else "is in no attempt"
+        why = "did not answer" if said is not None else "is in no attempt"
         theirs = Answer()
         if member is None:
             why = "runs torchrun"
-        elif group_rank in said:
+        elif said and group_rank in said:
             try:
                 theirs, why = read_answer(said[group_rank]), ""
             except RequestRefused as refused:

@@ -132,9 +132,8 @@ class NodeGroup:
         self._suspected: float | None = None
         self._stacks_until: float | None = None
         self._idle: dict[str, float] = {}
-        # Requests of other nodes for stacks, and what others were asked last.
+        # requests of other nodes for stacks
         self._wanted: list[tuple[int, bytes]] = []
-        self._others: _Link | None = None
         # Whether it is known why the attempt ends, and which nodes were gone by then.
         self._ending = False
         self._gone: list[int] = []
@@ -392,8 +391,10 @@ class NodeGroup:
 
     # Where workers stand, for somebody who wants to know
 
-    def ask_stacks(self, request: bytes, seconds: float) -> Future[Mapping[int, bytes]] | None:
-        """Ask the other nodes where their workers stand; `files` tell when they have answered.
+    def ask_stacks(
+        self, request: bytes, seconds: float, given_up: Callable[[], bool]
+    ) -> Mapping[int, bytes] | None:
+        """Ask the other nodes where their workers stand, and wait for it; for another thread.
 
         ``request``: what they are asked. Returns what those say that answer, by group rank; None if
         no attempt goes on.
@@ -402,17 +403,10 @@ class NodeGroup:
         if link is None or place is None or self._watch is None:
             return None
         others = [rank for rank in place.roster.of_lllaunch if rank != place.group_rank]
-
-        def ask() -> Mapping[int, bytes]:
-            # who has not answered is named, whatever the reason
-            with contextlib.suppress(Exception):
-                return link.rendezvous.ask_others(request, others, seconds, link.given_up.is_set)
-            return {}
-
-        self._others = _Link(link.rendezvous, self._wake)
-        asked = self._others.do(ask)
-        self._others.stop()
-        return asked
+        # who has not answered is named, whatever the reason
+        with contextlib.suppress(Exception):
+            return link.rendezvous.ask_others(request, others, seconds, given_up)
+        return {}
 
     def stacks_wanted(self) -> list[tuple[int, bytes]]:
         """Return what other nodes have asked since the last call: numbers and requests."""
@@ -657,7 +651,7 @@ class NodeGroup:
             link.stop()
             # A thread that waits in torch when the interpreter is torn down would take it along.
             until = time.monotonic() + _MOMENT_SECONDS
-            for thread in (self._clock, watch, self._others, link) if free else ():
+            for thread in (self._clock, watch, link) if free else ():
                 if thread is not None:
                     thread.join(max(0.0, until - time.monotonic()))
         with self._open:

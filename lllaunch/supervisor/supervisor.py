@@ -261,7 +261,7 @@ class Supervisor:
 
     def _next_in(self, *, healthy: bool) -> float | None:
         """Seconds until there is something to do though no file is readable, or None."""
-        others = (self._waits_for, self._nodes, self._control, self._hooks.display)
+        others = (self._waits_for, self._nodes, self._hooks.display)
         waits = [each.next_in() for each in others if each is not None]
         waits += [self._deadlines.next_in(), self.watchdog.next_in(healthy=healthy)]
         if self._control is None and self._control_due is not None:

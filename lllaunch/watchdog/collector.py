@@ -188,7 +188,7 @@ class StackCollector:
         # with the lines of the code, once they are read
         self._quoted: dict[int, RankStack] = {}
         self._bad: set[str] = set()
-        self._unwanted = threading.Event()
+        self.unwanted = threading.Event()  # set when it is given up
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread = threading.Thread(target=self._run, name="stacks", daemon=True)
 
@@ -211,15 +211,18 @@ class StackCollector:
             known = {rank: replace(stack, threads=()) for rank, stack in known.items()}
         return tuple(known.get(rank, RankStack(rank)) for rank in sorted(self._workers))
 
-    def close(self) -> None:
-        """Give up what is not done, and close the descriptor; idempotent.
+    def stop(self) -> None:
+        """Give up what is not done.
 
-        Waits a second at most for the thread; one that hangs in the kernel is left to itself, and
-        its descriptor to it.
+        Waits a second at most for the thread; one that hangs in the kernel is left to itself.
         """
-        self._unwanted.set()
+        self.unwanted.set()
         if self._thread.is_alive():
             self._thread.join(_JOIN)
+
+    def close(self) -> None:
+        """Stop, and close the descriptor, unless the thread still has it; idempotent."""
+        self.stop()
         if self._event >= 0 and not self._thread.is_alive():
             os.close(self._event)
         self._event = -1
@@ -294,7 +297,7 @@ class StackCollector:
         self._quoted = {stack.rank: stack for stack in with_code(stacks, sources)}
 
     def _over(self) -> bool:
-        return self._unwanted.is_set() or time.monotonic() >= self._deadline
+        return self.unwanted.is_set() or time.monotonic() >= self._deadline
 
     def _ask(self, lines: list[list[Process]], seconds: float) -> None:
         """Ask armed processes for their stacks: the first of each line at once, then the next.
@@ -309,10 +312,10 @@ class StackCollector:
             until, waiting = min(self._deadline, time.monotonic() + seconds), asked
             while waiting:
                 now = time.monotonic()
-                last = now >= until or self._unwanted.is_set()
+                last = now >= until or self.unwanted.is_set()
                 waiting = [process for process in waiting if not process.answered(now, last)]
                 if waiting:
-                    self._unwanted.wait(_GLANCE)
+                    self.unwanted.wait(_GLANCE)
 
     def _ask_recorders(self, cases: Collection[RankCase], paths: Mapping[int, str]) -> None:
         """Ask workers that run for their collectives, and write down what they say."""
@@ -323,7 +326,7 @@ class StackCollector:
             if case.rank in self._recorders and case.worker.state in ("R", "S")
         }
         until = min(self._deadline, time.monotonic() + _RECORDERS_ANSWER)
-        answers = ask(asked, until, self._unwanted.is_set)
+        answers = ask(asked, until, self.unwanted.is_set)
         for case in cases:
             answer, path = answers.get(case.rank, b""), paths.get(case.rank, "")
             if answer:
@@ -348,7 +351,7 @@ class StackCollector:
         program = processes.find_spy()
         found = dict.fromkeys(wanted, ("", "it is not installed (pip install 'lllaunch[stacks]')"))
         if program:
-            found = processes.spy(program, wanted, self._deadline, self._unwanted.is_set)
+            found = processes.spy(program, wanted, self._deadline, self.unwanted.is_set)
         for pid, (text, why_not) in found.items():
             wanted[pid].tell("py-spy", text, why_not)
 

@@ -20,9 +20,6 @@ from lllaunch.linux.process import wait, wait_readable
 from lllaunch.supervisor import control
 from lllaunch.supervisor.control import (
     SOCKET,
-    VERSION,
-    ControlSocket,
-    Question,
     Request,
     RequestRefused,
     RunControl,
@@ -61,13 +58,6 @@ def test_what_is_no_request_is_refused(line: bytes, code: str) -> None:
     assert refused.value.code == code
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[ControlSocket]:
-    opened = ControlSocket(str(tmp_path))
-    yield opened
-    opened.close()
-
-
 def connected(directory: Path, sent: bytes = b"") -> socket.socket:
     client = socket.socket(socket.AF_UNIX)
     client.settimeout(WAIT)
@@ -79,21 +69,6 @@ def connected(directory: Path, sent: bytes = b"") -> socket.socket:
     return client
 
 
-def served(server: ControlSocket, until: Callable[[list[Question]], object]) -> list[Question]:
-    """Let a socket work until something holds of what it was asked; return that."""
-    found: list[Question] = []
-    while not until(found):
-        wait(server.files(), seconds=0.01)
-        found += server.dispatch()
-    return found
-
-
-def settle(server: ControlSocket) -> None:
-    """Let a socket come to rest: it asks for nothing, and wakes nobody any more."""
-    while wait(server.files(), seconds=0.1):
-        assert server.dispatch() == []
-
-
 def line_of(client: socket.socket) -> Any:
     with client, client.makefile("rb") as file:
         data = file.read()
@@ -101,110 +76,10 @@ def line_of(client: socket.socket) -> Any:
     return json.loads(data)
 
 
-def test_who_asks_is_known_and_gets_the_answer_in_directories_of_any_length(tmp_path: Path) -> None:
-    directory = tmp_path.joinpath(*["a directory with a long name" * 3] * 4)
-    directory.mkdir(parents=True)
-    server = ControlSocket(str(directory))
-    mode = (directory / SOCKET).stat().st_mode
-    assert (stat.S_ISSOCK(mode), stat.S_IMODE(mode)) == (True, 0o600)
-    request = Request(frozenset({1, 3}), threads=True)
-    peer = connected(directory, request.to_json())
-    (asked,) = served(server, bool)
-    assert asked.request == request
-    assert (asked.pid, asked.uid) == (os.getpid(), os.geteuid())
-    asked.tell({"version": VERSION, "ranks": []})
-    assert line_of(peer) == {"version": VERSION, "ranks": []}
-    server.close()
-    assert not (directory / SOCKET).exists()
-
-
-def test_a_request_may_come_in_pieces_and_end_what_is_written(
-    server: ControlSocket, tmp_path: Path
-) -> None:
-    line = Request().to_json()
-    peer = connected(tmp_path, line[:7])
-    assert served(server, lambda _: server._serving) == []
-    peer.sendall(line[7:])
-    peer.shutdown(socket.SHUT_WR)
-    (asked,) = served(server, bool)
-    assert asked.request == Request()
-    # it waits for its answer, and wakes nobody meanwhile
-    settle(server)
-    asked.tell({"version": VERSION})
-    assert line_of(peer) == {"version": VERSION}
-
-
-def test_an_answer_that_is_longer_than_what_the_kernel_keeps(
-    server: ControlSocket, tmp_path: Path
-) -> None:
-    peer = connected(tmp_path, Request().to_json())
-    (asked,) = served(server, bool)
-    text = "x" * 3_000_000
-    asked.tell({"version": VERSION, "text": text})
-    assert line_of(peer) == {"version": VERSION, "text": text}
-    served(server, lambda _: not server._serving)
-
-
-@pytest.mark.parametrize("sent", [b"\x00\xff\n", b"x" * 70_000, b'{"ask": 1}\n'])
-def test_garbage_is_answered_with_an_error(
-    server: ControlSocket, tmp_path: Path, sent: bytes
-) -> None:
-    peer = connected(tmp_path, sent)
-    assert served(server, lambda _: not server._serving and wait_readable(peer, 0)) == []
-    error = line_of(peer)["error"]
-    assert error["code"] in {"request", "version"}
-    assert error["text"]
-
-
-def test_who_hangs_up_is_forgotten(server: ControlSocket, tmp_path: Path) -> None:
-    early = connected(tmp_path)
-    late = connected(tmp_path, Request().to_json())
-    early.close()
-    (asked,) = served(server, bool)
-    late.close()
-    # its answer goes nowhere
-    asked.tell({"version": VERSION})
-    assert served(server, lambda _: not server._serving) == []
-    settle(server)
-
-
-def test_who_says_nothing_is_hung_up_on_in_time(
-    server: ControlSocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(control, "_REQUEST_SECONDS", 0.1)
-    peer = connected(tmp_path, b"{")
-    served(server, lambda _: server._serving)
-    assert served(server, lambda _: not server._serving) == []
-    assert peer.recv(1) == b""
-    peer.close()
-
-
-def test_clients_are_served_one_after_the_other(server: ControlSocket, tmp_path: Path) -> None:
-    first, second = (connected(tmp_path, Request().to_json()) for _ in range(2))
-    (asked,) = served(server, bool)
-    settle(server)
-    asked.tell({"version": VERSION})
-    assert line_of(first) == {"version": VERSION}
-    (asked,) = served(server, bool)
-    asked.tell({"version": VERSION})
-    assert line_of(second) == {"version": VERSION}
-
-
-def test_another_user_is_refused(
-    server: ControlSocket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine = os.geteuid()
-    monkeypatch.setattr(control.os, "geteuid", lambda: mine + 1)
-    monkeypatch.setattr(control, "_ROOT", mine + 2)
-    peer = connected(tmp_path, Request().to_json())
-    assert served(server, lambda _: not server._serving and wait_readable(peer, 0)) == []
-    assert line_of(peer)["error"]["code"] == "permission"
-
-
 def test_what_a_killed_launcher_has_left_is_replaced(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as left:
         left.bind(str(tmp_path / SOCKET))
-    server = ControlSocket(str(tmp_path))
+    server = RunControl(str(tmp_path))
     connected(tmp_path).close()
     # one that came in its place is not removed with it
     (tmp_path / SOCKET).unlink()
@@ -307,14 +182,13 @@ def test_without_live_workers_the_answer_says_so(run: RunControl, tmp_path: Path
 def test_the_watchdog_goes_first_but_not_for_ever(
     run: RunControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(control, "_BUSY_SECONDS", 0.3)
     peer = connected(tmp_path, Request().to_json())
     busy = view(busy=True)
-    assert turns(run, busy, lambda: bool(run._waiting)) == []
+    assert turns(run, busy, lambda: run._wanted is not None) == []
     assert run.turn(lambda: busy) == []
     assert not wait_readable(peer, 0)
-    later = control.time.monotonic() + 10.0
-    monkeypatch.setattr(control.time, "monotonic", lambda: later)
-    run.turn(lambda: busy)
+    turns(run, busy, lambda: wait_readable(peer, 0))
     assert line_of(peer)["error"]["code"] == "busy"
 
 
@@ -326,6 +200,7 @@ class Collector:
 
     def __init__(self, workers: Any, *_: Any, **__: Any) -> None:
         self.workers = dict(workers)
+        self.unwanted = threading.Event()
         self._fd = os.eventfd(int(self.done))
 
     def start(self) -> None:
@@ -338,8 +213,14 @@ class Collector:
         frame = Frame("/t.py", 3, "step", "login('hunter2')")
         return tuple(RankStack(rank, frames=(frame,)) for rank in self.workers)
 
+    def stop(self) -> None:
+        self.unwanted.set()
+        if self._fd >= 0:
+            os.eventfd_write(self._fd, 1)
+
     def close(self) -> None:
         os.close(self._fd)
+        self._fd = -1
         type(self).closed += 1
 
 
@@ -360,7 +241,8 @@ def test_who_gives_way_begins_anew_and_secrets_are_hidden(
     peer = connected(tmp_path, Request().to_json())
     turns(run, WORKING, lambda: run._look is not None)
     run.give_way()
-    assert (Collector.closed, run._look, len(run._waiting)) == (1, None, 1)
+    turns(run, view(busy=True), lambda: run._wanted is not None)
+    assert Collector.closed == 1
     collected.setattr(Collector, "done", True)
     turns(run, WORKING, lambda: wait_readable(peer, 0))
     answer = line_of(peer)
@@ -373,7 +255,7 @@ def test_who_gives_way_begins_anew_and_secrets_are_hidden(
 
 def test_who_waits_when_the_run_ends_is_told(run: RunControl, tmp_path: Path) -> None:
     peer = connected(tmp_path, Request().to_json())
-    turns(run, view(busy=True), lambda: bool(run._waiting))
+    turns(run, view(busy=True), lambda: run._wanted is not None)
     run.close()
     assert line_of(peer)["error"] == {"code": "over", "text": "the run is ending"}
 
@@ -387,3 +269,96 @@ def test_all_who_ask_are_answered_one_after_the_other(run: RunControl, tmp_path:
     assert Collector.closed == 4
     assert [each.ranks for each in found] == [(4, 5), (4, 5), (4, 5), (4,)]
     assert [len(line_of(peer)["ranks"]) for peer in everyone] == [2, 2, 2, 1]
+
+
+# Clients that do as they like
+
+
+def settle(run: RunControl) -> None:
+    """Let it come to rest: it asks for nothing, and wakes nobody any more."""
+    while wait(run.files(), seconds=0.1):
+        assert run.turn(lambda: WORKING) == []
+
+
+def test_in_directories_of_any_length_only_the_user_may_connect(tmp_path: Path) -> None:
+    directory = tmp_path.joinpath(*["a directory with a long name" * 3] * 4)
+    directory.mkdir(parents=True)
+    run = RunControl(str(directory))
+    mode = (directory / SOCKET).stat().st_mode
+    assert (stat.S_ISSOCK(mode), stat.S_IMODE(mode)) == (True, 0o600)
+    peer = connected(directory, Request().to_json())
+    turns(run, view(), lambda: wait_readable(peer, 0))
+    assert line_of(peer)["attempt"] == 2
+    run.close()
+    assert not (directory / SOCKET).exists()
+
+
+def test_a_request_may_come_in_pieces_and_end_what_is_written(
+    run: RunControl, tmp_path: Path
+) -> None:
+    line = Request().to_json()
+    peer = connected(tmp_path, line[:7])
+    turns(run, view(), lambda: run._serving)
+    peer.sendall(line[7:])
+    peer.shutdown(socket.SHUT_WR)
+    # it waits until the watchdog is done, and wakes nobody meanwhile
+    turns(run, view(busy=True), lambda: run._wanted is not None)
+    while wait(run.files(), seconds=0.1):
+        assert run.turn(lambda: view(busy=True)) == []
+    turns(run, view(), lambda: wait_readable(peer, 0))
+    assert line_of(peer)["attempt"] == 2
+
+
+@pytest.mark.usefixtures("collected")
+def test_an_answer_that_is_longer_than_what_the_kernel_keeps(
+    run: RunControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "x" * 3_000_000
+    frames = (Frame("/t.py", 3, "step", text),)
+    monkeypatch.setattr(Collector, "result", lambda _: (RankStack(0, frames=frames),))
+    peer = connected(tmp_path, Request().to_json())
+    turns(run, WORKING, lambda: wait_readable(peer, 0))
+    assert line_of(peer)["ranks"][0]["frames"][0]["code"] == text
+    turns(run, WORKING, lambda: not run._serving)
+
+
+@pytest.mark.parametrize("sent", [b"\x00\xff\n", b"x" * 70_000, b'{"ask": 1}\n'])
+def test_garbage_is_answered_with_an_error(run: RunControl, tmp_path: Path, sent: bytes) -> None:
+    peer = connected(tmp_path, sent)
+    assert turns(run, WORKING, lambda: not run._serving and wait_readable(peer, 0)) == []
+    error = line_of(peer)["error"]
+    assert error["code"] in {"request", "version"}
+    assert error["text"]
+
+
+def test_who_hangs_up_is_forgotten(run: RunControl, tmp_path: Path) -> None:
+    early = connected(tmp_path)
+    late = connected(tmp_path, Request().to_json())
+    early.close()
+    turns(run, view(busy=True), lambda: run._wanted is not None)
+    late.close()
+    # its answer goes nowhere
+    turns(run, view(), lambda: not run._serving)
+    settle(run)
+
+
+def test_who_says_nothing_is_hung_up_on_in_time(
+    run: RunControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_REQUEST_SECONDS", 0.1)
+    peer = connected(tmp_path, b"{")
+    turns(run, WORKING, lambda: run._serving)
+    assert turns(run, WORKING, lambda: not run._serving) == []
+    assert peer.recv(1) == b""
+    peer.close()
+
+
+def test_another_user_is_refused(
+    run: RunControl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = os.geteuid()
+    monkeypatch.setattr(control.os, "geteuid", lambda: mine + 1)
+    monkeypatch.setattr(control, "_ROOT", mine + 2)
+    peer = connected(tmp_path, Request().to_json())
+    assert turns(run, WORKING, lambda: not run._serving and wait_readable(peer, 0)) == []
+    assert line_of(peer)["error"]["code"] == "permission"
