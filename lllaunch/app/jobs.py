@@ -34,7 +34,7 @@ from lllaunch.config.values import WORDS
 from lllaunch.console.sweep import JobConsole, Reported
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
 from lllaunch.linux.process import set_parent_death_signal
-from lllaunch.run.group import patience, spawner_environment
+from lllaunch.run.execute import patience, spawner_environment
 from lllaunch.secret_names import redacted_overrides
 from lllaunch.spawner import forks
 from lllaunch.spawner.forks import flush_streams, fork

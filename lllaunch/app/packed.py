@@ -15,7 +15,7 @@ from lllaunch.console.sweep import Board, SweepConsole
 from lllaunch.errors import ExitCode, LaunchError, for_signal
 from lllaunch.results.store import read_overrides
 from lllaunch.run.directory import PLAN
-from lllaunch.run.group import spawner_environment
+from lllaunch.run.execute import spawner_environment
 from lllaunch.run.submission import (
     LOG,
     BatchEnded,

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from lllaunch.console.console import Console
     from lllaunch.events import Orphan
     from lllaunch.run.events import EventLog, SampleLog
-    from lllaunch.run.group import Attempt
+    from lllaunch.run.execute import Attempt
     from lllaunch.run.result import CalledExit, DiskFull, Hang, Reached
     from lllaunch.spec import LaunchSpec
     from lllaunch.supervisor.machine import GroupEnd, NoProgress, Reason

@@ -35,7 +35,7 @@ class SpawnerKey(Record, frozen=True):
     ) -> SpawnerKey:
         """Returns the key of a spawner.
 
-        ``environ``: its whole environment (`lllaunch.run.group.spawner_environment`).
+        ``environ``: its whole environment (`lllaunch.run.execute.spawner_environment`).
         """
         names = sorted((environ.keys() | outer.keys()) - {VISIBLE})
         changes = ((name, environ.get(name)) for name in names)

@@ -115,7 +115,7 @@ def test_progress_gives_restarts_back(run: Run) -> None:
 def test_a_checkpoint_that_holds_too_much_is_told_of_once_and_is_no_reason_to_end(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lllaunch.run.group.MOST_ENTRIES", 2)
+    monkeypatch.setattr("lllaunch.run.execute.MOST_ENTRIES", 2)
     for name in "abc":
         (run.root / "saved" / name).mkdir(parents=True)
     policy = RestartPolicy(max_without_progress=1, checkpoint="saved")
@@ -258,7 +258,7 @@ def test_a_disk_that_fills_up_ends_the_run_before_the_next_attempt(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free = iter([2**40, 2**20])
-    monkeypatch.setattr("lllaunch.run.group.free_space", lambda _: ("/scratch", next(free)))
+    monkeypatch.setattr("lllaunch.run.execute.free_space", lambda _: ("/scratch", next(free)))
     outcome = run.program("false", max_restarts=5, min_disk=2**30)
     assert (outcome.state, outcome.exit_code) == ("error", 1)
     assert "launch.min_disk: 1.0 MiB are free on '/scratch'" in outcome.error

@@ -13,7 +13,7 @@ RECORDS = """
 import dataclasses, json, sys
 
 if "lllaunch" in sys.orig_argv:
-    import lllaunch.run.group as group
+    import lllaunch.run.execute as group
     def record(workers, targets, envs, *, real=group.start_processes, **more):
         names = ("RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT", "SAID")
         called = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lllaunch.run.group import Checkpoint
+from lllaunch.run.execute import Checkpoint
 
 
 def changed(path: Path, most: int = 100) -> Checkpoint:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lllaunch.run.group import worker_environment
+from lllaunch.run.execute import worker_environment
 from lllaunch.spec import Entrypoint, LaunchSpec, Nodes
 
 if TYPE_CHECKING:

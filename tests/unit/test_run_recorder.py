@@ -27,7 +27,7 @@ from lllaunch.events import (
 )
 from lllaunch.linux.cgroup import UNKNOWN, Memory
 from lllaunch.run.events import EventLog
-from lllaunch.run.group import Attempt, _header, target_of, worker_environment
+from lllaunch.run.execute import Attempt, _header, target_of, worker_environment
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.observer import RunObserver
 from lllaunch.run.result import DiskFull, HungInKernel, Lost
