@@ -22,8 +22,8 @@ from msgspec.structs import replace
 from lllaunch.documents import isoformat
 from lllaunch.linux.cgroup import Memory
 from lllaunch.run import result as causes
-from lllaunch.run.build import build_facts
 from lllaunch.run.execute import host_facts
+from lllaunch.run.repository import build_facts
 from lllaunch.run.result import (
     AnyWorker,
     AttemptResult,

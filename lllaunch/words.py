@@ -22,7 +22,7 @@ from lllaunch.workers.terminal import cells
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from lllaunch.run.build import Build
+    from lllaunch.run.repository import Build
     from lllaunch.run.result import Reached
     from lllaunch.spec import RestartCause
     from lllaunch.sweep.objective import Objectives

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
     from lllaunch.app.own_worker import UserFunction
     from lllaunch.hydra_compat import Callbacks
-    from lllaunch.run.build import Build
+    from lllaunch.run.repository import Build
     from lllaunch.run.result import RunResult
     from lllaunch.run.submission import BatchJob
     from lllaunch.spawner.client import Spawner
@@ -271,7 +271,7 @@ class Jobs:
     def _execute(self, cfg: DictConfig) -> RunResult:
         # --cfg and --help say nothing
         from lllaunch.console.console import Console  # noqa: PLC0415
-        from lllaunch.run.build import BuildQuery, modules_of  # noqa: PLC0415
+        from lllaunch.run.repository import BuildQuery, modules_of  # noqa: PLC0415
 
         spec = self._planned or self._decide(cfg)
         link, path = self._latest

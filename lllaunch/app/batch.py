@@ -35,10 +35,9 @@ from lllaunch.errors import (
 from lllaunch.files import naming, open_file
 from lllaunch.locks import LOST_NODE_PATIENCE, PATIENCE
 from lllaunch.review.paths import locks_all, policy_path, tree_top
-from lllaunch.run.build import BuildQuery, modules_of
 from lllaunch.run.directory import LOCK_NAME, PLAN, SUBMISSION, RunDirectory, forget_result
+from lllaunch.run.repository import BuildQuery, let_go, modules_of
 from lllaunch.run.result import KilledBySignal, NodeGone, RunResult, known_result
-from lllaunch.run.snapshot import let_go
 from lllaunch.run.submission import (
     FUNCTION,
     LOG,
@@ -61,7 +60,7 @@ from lllaunch.text import first_line
 if TYPE_CHECKING:
     from lllaunch.app.own_worker import UserFunction
     from lllaunch.cluster.slurm import Ending, JobFacts
-    from lllaunch.run.build import Build
+    from lllaunch.run.repository import Build
     from lllaunch.run.submission import Account, RequeueCause
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec, Requeue

@@ -52,9 +52,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from lllaunch.app.own_worker import UserFunction
-    from lllaunch.run.build import Build
+    from lllaunch.run.repository import Build, Snapshot
     from lllaunch.run.result import RunResult
-    from lllaunch.run.snapshot import Snapshot
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import Cluster, LaunchSpec
     from lllaunch.sweep.history import JobHistory

@@ -46,8 +46,8 @@ from lllaunch.console.sweep import Board, SweepConsole
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, OutputError, for_signal
 from lllaunch.hydra_compat import BASIC_SWEEPER
 from lllaunch.results.index import remember
-from lllaunch.run.build import Build, BuildQuery
 from lllaunch.run.directory import RESULT
+from lllaunch.run.repository import Build, BuildQuery
 from lllaunch.secret_names import redacted_overrides
 from lllaunch.signal_source import QUIET, SignalSource, remember_interrupts
 from lllaunch.sweep.history import read_result
@@ -383,7 +383,7 @@ def _take_snapshot(
 ) -> None:
     """Let the jobs run the code as it is now, or raise `SnapshotFailed`."""
     # only of sweeps that have one
-    from lllaunch.run.snapshot import free_place, remove, take  # noqa: PLC0415
+    from lllaunch.run.repository import free_place, remove, take  # noqa: PLC0415
 
     cwd = str(jobs.master.hydra.runtime.cwd)
     snapshot = jobs.snapshot = take(cwd, free_place(directory), os.environ, _say)

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     from lllaunch.app.own_worker import UserFunction
     from lllaunch.console.console import Console
+    from lllaunch.run.repository import Snapshot
     from lllaunch.run.result import ReturnValue, RunResult
-    from lllaunch.run.snapshot import Snapshot
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec
 

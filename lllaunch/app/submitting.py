@@ -36,8 +36,8 @@ from lllaunch.results.index import remember
 from lllaunch.results.locate import entry_now, locate
 from lllaunch.results.store import BatchQueue, cancelled, queue_text, read_run
 from lllaunch.run.directory import PLAN, forget_result
+from lllaunch.run.repository import Snapshot, free_place, hold, let_go, remove, take
 from lllaunch.run.result import RunResult
-from lllaunch.run.snapshot import Snapshot, free_place, hold, let_go, remove, take
 from lllaunch.run.submission import (
     FUNCTION,
     LOG,

@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from lllaunch.documents import isoformat
-from lllaunch.run.build import Host
+from lllaunch.run.repository import Host
 from lllaunch.text import clean, duration, shorten, shorten_middle, size
 from lllaunch.words import STATES, commit_text, counted, versions_text
 

@@ -93,8 +93,8 @@ if TYPE_CHECKING:
 
     from lllaunch.console.console import Console
     from lllaunch.linux.gpu_meter import GpuMemoryWait
-    from lllaunch.run.build import Build, Host
     from lllaunch.run.nodes import RunNodes
+    from lllaunch.run.repository import Build, Host
     from lllaunch.run.result import RunResult
     from lllaunch.run.submission import BatchJob
     from lllaunch.spec import LaunchSpec
@@ -111,7 +111,7 @@ _LONGEST_CHECK = 60.0
 
 def host_facts(memory: Memory) -> Host:
     """Returns name, kernel, CPUs, memory and the Python version."""
-    from lllaunch.run.build import Host  # noqa: PLC0415 - see `RunObserver`
+    from lllaunch.run.repository import Host  # noqa: PLC0415 - see `RunObserver`
 
     system = os.uname()
     return Host(
@@ -135,7 +135,7 @@ class Run:
     # one that was started early; it stays open. None: one of the run's own
     spawner: Spawner | None = None
     target: Target | None = None  # what all workers run, instead of the entrypoint
-    # tells what the code is that ran (`lllaunch.run.build`); asked in the end
+    # tells what the code is that ran (`lllaunch.run.repository`); asked in the end
     build: Callable[[], Build] | None = None
     # the run's directory if it is claimed already; it stays so
     directory: RunDirectory | None = None

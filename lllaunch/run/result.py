@@ -34,8 +34,8 @@ from lllaunch.documents import (
     signal_name,
 )
 from lllaunch.events import Orphan
-from lllaunch.run.build import Build, Host
 from lllaunch.run.directory import RESULT
+from lllaunch.run.repository import Build, Host
 from lllaunch.spec import Detected
 from lllaunch.supervisor.machine import NoProgress
 from lllaunch.text import duration, spans

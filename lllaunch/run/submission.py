@@ -31,7 +31,7 @@ from lllaunch.documents import (
 from lllaunch.errors import ExitCode, OutputError
 from lllaunch.files import LineFile, naming, read_text
 from lllaunch.run.directory import SUBMISSION
-from lllaunch.run.snapshot import Snapshot
+from lllaunch.run.repository import Snapshot
 from lllaunch.spec import Requeue
 from lllaunch.text import times
 

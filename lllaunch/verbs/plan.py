@@ -37,7 +37,7 @@ from lllaunch.review.lock import (
     write_lock,
 )
 from lllaunch.review.paths import PlanRefused, tree_top
-from lllaunch.run.build import Build, BuildQuery, modules_of
+from lllaunch.run.repository import Build, BuildQuery, modules_of
 from lllaunch.secret_names import redacted_overrides, redactor_for
 from lllaunch.text import first_line
 from lllaunch.verbs.manifest import add_manifest_flags, show_trainjob

@@ -12,7 +12,7 @@ from lllaunch.app.command_line import prestarted, program
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.results.locate import LATEST, locate
 from lllaunch.review.paths import POLICY_VARIABLE, PlanRefused, locks_all, policy_path, tree_top
-from lllaunch.run.build import build_facts
+from lllaunch.run.repository import build_facts
 from lllaunch.run.result import known_result
 from lllaunch.verbs.printing import Parser, complain, perform
 from lllaunch.words import commit_text, ending, resume_override, shown_path

@@ -21,7 +21,7 @@ from lllaunch.linux import gpu_meter, proc
 from lllaunch.linux.gpu_meter import GpuMemoryWait, GpuMeter, GpuReading, HeldMemory
 from lllaunch.linux.gpus import GpuUse
 from lllaunch.linux.process import wait_readable
-from lllaunch.run import execute, group
+from lllaunch.run import execute
 from lllaunch.spec import Entrypoint, LaunchSpec, RestartPolicy
 from tests.process.test_run import Run
 
@@ -217,7 +217,7 @@ def test_a_driver_that_hangs_is_given_up_and_its_process_ended(
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     # a file that is there stands for the driver's
-    monkeypatch.setattr(group, "has_gpu_driver", lambda: True)
+    monkeypatch.setattr(execute, "has_gpu_driver", lambda: True)
     return Run(tmp_path)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from lllaunch.console.console import Console
-from lllaunch.run import execute, group
+from lllaunch.run import execute
 from lllaunch.spawner.protocol import Program
 from lllaunch.spec import Entrypoint, LaunchSpec, Std
 from lllaunch.supervisor import environ
@@ -343,7 +343,7 @@ def test_bug_of_ours_is_told_and_still_leaves_a_result(
     def target_of(*_: Any) -> Program:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(group, "target_of", target_of)
+    monkeypatch.setattr(execute, "target_of", target_of)
     outcome = run(Entrypoint("program", "x", "x"), 1)
     assert (outcome.state, outcome.exit_code) == ("error", 1)
     assert run.text.startswith("lllaunch: internal error\n  Traceback (most recent call last):\n")

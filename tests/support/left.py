@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lllaunch.run.build import Host
+from lllaunch.run.repository import Host
 from lllaunch.run.result import AttemptResult, RootCause, RunResult, WorkerResult, encode_result
 from lllaunch.sweep.history import SweepHistory, summary_of, write_summary
 from lllaunch.sweep.journal import Header, OverRecord, Record, encode, read_journal

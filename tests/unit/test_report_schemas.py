@@ -23,8 +23,8 @@ from lllaunch.errors import ExitCode, for_signal
 from lllaunch.events import Orphan
 from lllaunch.linux.cgroup import Memory
 from lllaunch.run import result as causes
-from lllaunch.run.build import build_facts
 from lllaunch.run.execute import host_facts
+from lllaunch.run.repository import Snapshot, build_facts
 from lllaunch.run.result import (
     AnyWorker,
     AttemptResult,
@@ -46,7 +46,6 @@ from lllaunch.run.result import (
     plain_result,
     read_result,
 )
-from lllaunch.run.snapshot import Snapshot
 from lllaunch.spec import Detected
 from lllaunch.supervisor.machine import NoProgress
 from lllaunch.sweep.history import SweepHistory, summary_of

@@ -13,7 +13,7 @@ from support.launching import WAIT, until
 from support.repositories import ENV, git, repository, write
 
 from lllaunch.linux import proc
-from lllaunch.run.build import Build, BuildQuery, build_facts, parse_status, versions_of
+from lllaunch.run.repository import Build, BuildQuery, build_facts, parse_status, versions_of
 from lllaunch.testing import leaked_fds, live_descendants, open_fds
 
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -149,7 +149,7 @@ def slow_git(directory: Path) -> dict[str, str]:
 def test_a_git_that_hangs_is_ended_with_what_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("lllaunch.run.build._SHORT_PATIENCE", WAIT)
+    monkeypatch.setattr("lllaunch.run.repository._SHORT_PATIENCE", WAIT)
     fds = open_fds()
     others = {process.pid for process in live_descendants(os.getpid())}
     query = BuildQuery(str(tmp_path), slow_git(tmp_path))

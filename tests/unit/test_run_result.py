@@ -14,7 +14,6 @@ from support.ends import ended_by_launcher, placed
 from lllaunch.clock import RunClock
 from lllaunch.events import Orphan
 from lllaunch.heartbeats import RESULT_FILE, report
-from lllaunch.run.build import Host
 from lllaunch.run.excerpts import (
     INLINE_LIMIT,
     clean_lines,
@@ -24,6 +23,7 @@ from lllaunch.run.excerpts import (
     read_forward_call,
     tail,
 )
+from lllaunch.run.repository import Host
 from lllaunch.run.result import (
     AttemptResult,
     ExitedNonZero,

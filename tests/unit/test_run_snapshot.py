@@ -15,9 +15,18 @@ from support.launching import until
 from support.repositories import ENV, commit, git, repository, write
 
 from lllaunch.errors import SnapshotFailed
-from lllaunch.run import snapshot as snapshots
-from lllaunch.run.build import Build, SnapshotPlace, build_facts
-from lllaunch.run.snapshot import Snapshot, free_place, hold, let_go, remove, take
+from lllaunch.run import repository as snapshots
+from lllaunch.run.repository import (
+    Build,
+    Snapshot,
+    SnapshotPlace,
+    build_facts,
+    free_place,
+    hold,
+    let_go,
+    remove,
+    take,
+)
 from lllaunch.run.submission import Submission, read_submission
 from lllaunch.testing import leaked_fds, live_descendants, open_fds
 

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from lllaunch.errors import ExitCode
 from lllaunch.run.directory import SUBMISSION
-from lllaunch.run.snapshot import Snapshot
+from lllaunch.run.repository import Snapshot
 from lllaunch.run.submission import (
     Account,
     BatchEnded,

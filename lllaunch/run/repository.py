@@ -1,13 +1,16 @@
-"""The code of a run as it was when the run was submitted.
+"""The repository that a run's code is in: what it was built from, and the code set aside.
+
+The ``build`` of result.json says which commit ran, whether the tree was changed, and versions of
+packages. Git may take its time on a large tree or a slow disk; so a run starts the question when it
+begins and takes the answer when it ends. Nothing of it makes a run fail: what cannot be found out
+is null, and ``git_problem`` says why.
 
 A job may wait in a cluster's queue for hours while its author edits on. A snapshot is a git
 worktree of a hidden commit: HEAD, and all that is not committed and not ignored. It is made in a
 copy of the user's index, so that index, HEAD, branches, stash and files stay as they are, and no
 lock of git's is held that the user's own commands want. Each step is one git, however many files
-there are.
-
-What is ignored (data, virtual environments, compiled extensions) is shared: links in the snapshot
-lead to it. So are untracked files that hold keys, by their names: they are in no commit.
+there are. What is ignored (data, virtual environments, compiled extensions) is shared: links in the
+snapshot lead to it. So are untracked files that hold keys, by their names: they are in no commit.
 docs/design/slurm.md says what was decided, and why.
 """
 
@@ -16,8 +19,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
+import signal
+import sys
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from fnmatch import fnmatch
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,12 +34,297 @@ from msgspec.structs import replace
 from lllaunch.documents import Record
 from lllaunch.errors import SnapshotFailed
 from lllaunch.files import is_below, naming
-from lllaunch.run.build import NO_REPOSITORY, Build, Git, SnapshotPlace, complaint, refusal
 from lllaunch.run.directory import EVENTS, PLAN, RESULT, SUBMISSION
 from lllaunch.text import size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+
+    from lllaunch.spec import LaunchSpec
+
+# Nothing of the repository's is to be run, and nothing to be written in it.
+_QUIET = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
+# They speak of another tree than that of the directory, as in a hook; change what a path means; or
+# write traces.
+_DROPPED = re.compile(
+    "GIT_(DIR|WORK_TREE|INDEX_FILE|PREFIX|COMMON_DIR|NAMESPACE|OBJECT_DIRECTORY"
+    "|ALTERNATE_OBJECT_DIRECTORIES|IMPLICIT_WORK_TREE|GRAFT_FILE|SHALLOW_FILE"
+    "|(LITERAL|GLOB|NOGLOB|ICASE)_PATHSPECS|TRACE.*)"
+)
+_SET = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "LC_ALL": "C.UTF-8",
+}
+_KILLED_WITHIN = 1.0  # seconds
+_STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--no-renames", "--untracked-files=normal")
+
+_UNBORN = "(initial)"
+NO_REPOSITORY = "not in a git repository"
+
+PACKAGES = ("lllaunch", "hydra-core", "omegaconf", "torch")
+"""Packages whose versions matter to every run, where they are installed."""
+
+BUILD_PATIENCE = 5.0
+"""How long git may take to say what a run is built from, seconds."""
+
+_SHORT_PATIENCE = 1.0  # for a question that reads two small files
+
+
+class SnapshotPlace(Record, frozen=True):
+    """Where the code is that a run has run, if that was set aside (`lllaunch.run.repository`)."""
+
+    path: str
+    diff: str
+    tree_commit: str
+
+
+class Build(Record, frozen=True):
+    """What a run was built from; null is what is not known."""
+
+    commit: str | None = None  # full hash
+    dirty: bool | None = None
+    branch: str | None = None  # null also if none is checked out
+    changed: int | None = None  # tracked files that differ from the commit
+    untracked: int | None = None  # files and whole directories, neither tracked nor ignored
+    git_problem: str | None = None  # why some of these are null, else null
+    versions: Mapping[str, str] = {}  # by package
+    python: str = ""
+    implementation: str = ""
+    snapshot: SnapshotPlace | None = None
+
+
+class Host(Record, frozen=True):
+    """The machine that a run was on; null is what is not known."""
+
+    hostname: str = ""
+    kernel: str = ""
+    cpus: int | None = None  # that the launcher may use
+    memory: int | None = None  # bytes
+    memory_limit: int | None = None  # bytes
+    python: str = ""
+
+
+class Git:
+    """A git that runs, in a session of its own so that no signal of the terminal reaches it.
+
+    Of the user's ``environ`` what would lead it elsewhere is left out; ``variables`` come on top.
+
+    Raises:
+        OSError: it cannot be started; FileNotFoundError: it is not installed.
+    """
+
+    def __init__(
+        self,
+        cwd: str,
+        arguments: Sequence[str],
+        environ: Mapping[str, str],
+        variables: Mapping[str, str] | None = None,
+    ) -> None:
+        path = environ.get("PATH", os.defpath)
+        program, setpriv = (shutil.which(each, path=path) for each in ("git", "setpriv"))
+        if program is None:
+            raise FileNotFoundError("git")
+        import subprocess  # noqa: PLC0415 - who only shows runs asks nothing
+
+        # a launcher that is killed takes it along
+        with_launcher = [] if setpriv is None else [setpriv, "--pdeathsig", "KILL", "--"]
+        kept = {name: value for name, value in environ.items() if not _DROPPED.fullmatch(name)}
+        self._process = subprocess.Popen(
+            [*with_launcher, program, "-C", cwd, *_QUIET, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**kept, **_SET, **(variables or {})},
+            start_new_session=True,
+            encoding="utf-8",
+            errors="surrogateescape",
+        )
+
+    @property
+    def status(self) -> int | None:
+        """Its exit status; None before `end`."""
+        return self._process.returncode
+
+    def end(self, timeout: float) -> tuple[str, str] | None:
+        """Waits for it, then kills it and what it started; to be called once.
+
+        Returns its standard output and standard error; None if it did not end within ``timeout``
+        seconds.
+        """
+        import subprocess  # noqa: PLC0415 - as above
+
+        process = self._process
+        try:
+            return process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            if process.returncode is None:  # also where a signal interrupts who waits
+                with contextlib.suppress(OSError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                # if it hangs in the kernel, it is left to that
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_KILLED_WITHIN)
+                for pipe in filter(None, (process.stdout, process.stderr)):
+                    pipe.close()
+
+
+def versions_of(names: Iterable[str], path: Sequence[str] | None = None) -> dict[str, str]:
+    """Returns the versions of packages by name, those that are not installed left out.
+
+    ``path`` is ``sys.path`` if None. What `importlib.metadata` takes 20 ms to be imported for are
+    the names of directories.
+    """
+    known: dict[str, str] = {}
+    for entry in sys.path if path is None else path:
+        with contextlib.suppress(OSError):  # not there, or an archive
+            for info in sorted(os.listdir(entry or os.curdir)):
+                if info.endswith((".dist-info", ".egg-info")):
+                    name, _, version = info.rpartition(".")[0].partition("-")
+                    known.setdefault(_normalized(name), version.partition("-py")[0])
+    found = {name: known.get(_normalized(name), "") for name in dict.fromkeys(names)}
+    return {name: version for name, version in found.items() if version}
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def build_facts(
+    cwd: str, environ: Mapping[str, str] | None = None, *, own: Sequence[str] = ()
+) -> Build:
+    """Returns what is built from a directory, as `BuildQuery` does, and waits for it."""
+    return BuildQuery(cwd, environ).result(own=own)
+
+
+def modules_of(spec: LaunchSpec) -> list[str]:
+    """Modules that a config names: what they belong to is worth knowing the version of."""
+    entrypoint = spec.entrypoint
+    named = [entrypoint.name] if entrypoint.form in {"function", "module"} else []
+    return [*spec.imports, *named]
+
+
+class BuildQuery:
+    """A question that git works on; takes about a millisecond to ask, and raises nothing.
+
+    The thread that asks it must live until `result` or `close`: git ends with it.
+    """
+
+    def __init__(self, cwd: str, environ: Mapping[str, str] | None = None) -> None:
+        self._cwd = cwd
+        self._environ = dict(os.environ) if environ is None else environ
+        self._tree: Build | None = None
+        self._git: Git | None = None
+        try:
+            self._git = Git(cwd, _STATUS, self._environ)
+        except OSError as error:
+            self._tree = Build(git_problem=refusal(error))
+
+    def result(
+        self,
+        timeout: float = BUILD_PATIENCE,
+        *,
+        modules: Sequence[str] = (),
+        own: Sequence[str] = (),
+    ) -> Build:
+        """Returns what a run is built from; idempotent.
+
+        ``timeout``: how long to wait for git from now on, seconds. ``modules``: dotted names; the
+        versions of packages that are called as they are come, too. ``own``: directories that runs
+        write to. An untracked directory that holds one of them, and not ``cwd``, is taken for
+        output: it does not make the tree dirty.
+        """
+        if self._tree is None:
+            self._tree = self._answer(timeout, own)
+        tops = (module.partition(".")[0] for module in modules)
+        return replace(
+            self._tree,
+            versions=versions_of([*PACKAGES, *tops]),
+            python=sys.version.split()[0],
+            implementation=sys.implementation.name,
+        )
+
+    def close(self) -> None:
+        """Ends git if it still runs; idempotent, and not needed after `result`."""
+        if self._git is not None:
+            self._git.end(0.0)
+            self._git = None
+
+    def _answer(self, timeout: float, own: Sequence[str]) -> Build:
+        git, self._git = self._git, None
+        if git is None:
+            return Build(git_problem="nobody waited for git")
+        answer = git.end(timeout)
+        if answer is not None:
+            return parse_status(*answer, cwd=self._cwd, own=own)
+        problem = "git status took too long"
+        with contextlib.suppress(OSError):
+            asked = ("rev-parse", "HEAD", "--abbrev-ref", "HEAD")
+            short = Git(self._cwd, asked, self._environ).end(_SHORT_PATIENCE)
+            lines = short[0].split("\n") if short else []
+            # a hash of SHA-1, or a longer one
+            if len(lines) >= 2 and len(lines[0]) >= 40:
+                branch = None if lines[1] == "HEAD" else lines[1]
+                return Build(commit=lines[0], branch=branch, git_problem=problem)
+        return Build(git_problem=problem)
+
+
+def refusal(error: OSError) -> str:
+    """Returns why git could not be started."""
+    if isinstance(error, FileNotFoundError):
+        return "git is not installed"
+    return f"git cannot be started: {error.strerror or error}"
+
+
+def _said(status: str) -> tuple[dict[str, str], Mapping[str, list[str]]]:
+    """Return what ``git status --porcelain=v2 --branch -z`` says of HEAD, and of files by kind."""
+    said = defaultdict[str, list[str]](list)
+    for entry in status.split("\0"):
+        kind, _, rest = entry.partition(" ")
+        said[kind].append(rest)
+    return dict(each.partition(" ")[::2] for each in said["#"]), said
+
+
+def parse_status(told: str, errors: str, *, cwd: str, own: Sequence[str] = ()) -> Build:
+    """Returns what git's status says of a tree; reads no file but .git."""
+    head, said = _said(told)
+    if "branch.oid" not in head:
+        return Build(git_problem=complaint(errors))
+    unborn = head["branch.oid"] == _UNBORN
+    changed, strange = sum(len(said[kind]) for kind in "12u"), said["?"]
+    if strange and own:
+        here = top = os.path.realpath(cwd)
+        while not os.path.lexists(os.path.join(top, ".git")) and top != "/":
+            top = os.path.dirname(top)
+        outputs = tuple(f"{os.path.realpath(path)}/" for path in own)
+        strange = [
+            name
+            for name in strange
+            if not name.endswith("/")
+            or f"{here}/".startswith(path := os.path.join(top, name))
+            or not any(output.startswith(path) for output in outputs)
+        ]
+    return Build(
+        commit=None if unborn else head["branch.oid"],
+        dirty=bool(changed or strange),
+        branch=None if head.get("branch.head") == "(detached)" else head.get("branch.head"),
+        changed=changed,
+        untracked=len(strange),
+        git_problem="there is no commit yet" if unborn else None,
+    )
+
+
+def complaint(errors: str) -> str:
+    """Returns what git said against it, in one line; hints and progress are left out."""
+    lines = [line.strip() for line in errors.splitlines()]
+    said = [line for line in lines if line.startswith(("fatal: ", "error: "))] or lines
+    text = "; ".join(line.partition(": ")[2] or line for line in said if line)
+    if text.startswith("not a git repository"):
+        return NO_REPOSITORY
+    return text[:500] or "it said nothing"
+
 
 PATIENCE = 600.0
 """How long one git may take, with the user's filters (such as LFS) that it runs, seconds."""
@@ -57,23 +349,22 @@ _KEYS = (
 _LINK, _SUBMODULE = "120000", "160000"  # modes of git's tree entries
 
 # What the user may have set for work by hand.
-_SETTINGS = (
-    *("-c", "add.ignoreErrors=false"),
-    *("-c", "core.safecrlf=false"),
-    *("-c", "core.splitIndex=false"),  # a shared index would lie beside the user's
-    *("-c", "gc.auto=0"),
-    *("-c", "i18n.commitEncoding=UTF-8"),  # it would be part of the commit
-    *("-c", "maintenance.auto=false"),
-    *("-c", "submodule.recurse=false"),
+_SETTINGS = tuple(
+    word
+    for setting in (
+        "add.ignoreErrors=false",
+        "core.safecrlf=false",
+        "core.splitIndex=false",  # a shared index would lie beside the user's
+        "gc.auto=0",
+        "i18n.commitEncoding=UTF-8",  # it would be part of the commit
+        "maintenance.auto=false",
+        "submodule.recurse=false",
+        # many files are slow to make one after the other where the disk is; for few it does not pay
+        "checkout.workers=4",
+        "checkout.thresholdForParallelism=1000",
+    )
+    for word in ("-c", setting)
 )
-# Many files are slow to make one after the other where the disk is; for few it does not pay.
-_WORKERS = ("-c", "checkout.workers=4", "-c", "checkout.thresholdForParallelism=1000")
-# Files that are there although they are "skipped" are looked at as well; then all that are there.
-_PRESENT = ("-c", "core.sparseCheckout=true")
-_SPARSE_AS_WELL = ("-c", "core.sparseCheckout=false")
-_PATHS_AS_WRITTEN = {
-    f"GIT_{name}_PATHSPECS": "0" for name in ("LITERAL", "GLOB", "NOGLOB", "ICASE")
-}
 # The same content is to be the same commit.
 _AUTHOR = {
     f"GIT_{role}_{name}": value
@@ -262,26 +553,14 @@ class _Repository(NamedTuple):
             raise SnapshotFailed(self.top, f"git {verb}: {reason}")
         return "" if git.status else answer[0]
 
-    def git_tells(self, *arguments: str) -> list[str]:
-        return self.git(*arguments).split("\0")[:-1]
-
-
-# What is not ignored of submodules is theirs.
-_STATUS = (
-    *("status", "--porcelain=v2", "--branch", "-z", "--no-renames", "--ignore-submodules=all"),
-    *("--untracked-files=normal", "--ignored=matching"),
-)
-
 
 def _taken(repository: _Repository, cwd: str, path: str, say: Callable[[str], object]) -> Snapshot:
     """Returns the snapshot, whose directory is there."""
     top = repository.top
-    commit, said = "", defaultdict[str, list[str]](list)
-    for entry in repository.git_tells(*_STATUS):
-        kind, _, rest = entry.partition(" ")
-        said[kind].append(rest)
-        if entry.startswith("# branch.oid ") and "(initial)" not in entry:
-            commit = entry.split(" ")[2]
+    # what is not ignored of submodules is theirs
+    also = ("--ignore-submodules=all", "--ignored=matching")
+    head, said = _said(repository.git(*_STATUS, *also))
+    commit = head.get("branch.oid", "").removesuffix(_UNBORN)
     if said["u"]:
         # ten words are before the name of an unmerged entry, one of them cut off already
         conflicts = (each.split(" ", 9)[-1] for each in said["u"])
@@ -290,7 +569,7 @@ def _taken(repository: _Repository, cwd: str, path: str, say: Callable[[str], ob
     outputs: list[str] = []
     keys: list[str] = []
     if said["?"]:
-        files = repository.git_tells("ls-files", "-z", "--others", "--exclude-standard")
+        files = repository.git("ls-files", "-z", "--others", "--exclude-standard").split("\0")[:-1]
         outputs = _outputs(files, said["?"], top, cwd, path)
         _expect_little(top, [each for each in files if not _is_in(each, outputs)], say)
         keys = [
@@ -300,7 +579,7 @@ def _taken(repository: _Repository, cwd: str, path: str, say: Callable[[str], ob
         ]
     snapshot = _committed(repository, commit, path, [*outputs, *keys])
     repository.git("update-ref", _ref_of(path), snapshot.tree_commit)
-    repository.git(*_WORKERS, "worktree", "add", "--detach", path, snapshot.tree_commit)
+    repository.git("worktree", "add", "--detach", path, snapshot.tree_commit)
     shared = _mend(repository, snapshot)
     # what runs write to would lead from the snapshot to itself
     own = (os.path.realpath(path), f"{os.path.realpath(path)}.diff", *_hydra_outputs(top, cwd))
@@ -314,7 +593,13 @@ def _taken(repository: _Repository, cwd: str, path: str, say: Callable[[str], ob
             # where nothing beside it is tracked, its directory is not there
             os.makedirs(os.path.dirname(copy), exist_ok=True)
             os.symlink(original, copy)
-    _write_diff(repository, snapshot)
+    # of an earlier snapshot it may be there
+    with open(os.open(snapshot.diff, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        os.fchmod(file.fileno(), 0o600)
+    # what `git apply` takes, straight to the disk, which is larger than memory
+    diff = ("diff-tree", "-p", "--binary", "--no-ext-diff", "--no-textconv", "--no-color")
+    since = (commit,) if commit else ("--root", "--no-commit-id")
+    repository.git(*diff, f"--output={snapshot.diff}", *since, snapshot.tree_commit)
     problem = ""
     if shared:
         names = ", ".join([*shared[:_MOST_NAMED], *(["..."] if len(shared) > _MOST_NAMED else [])])
@@ -327,11 +612,13 @@ def _committed(repository: _Repository, commit: str, path: str, outputs: Iterabl
     """Returns the snapshot that is to be checked out; its commit is made."""
     top = repository.top
     with _copied_index(repository, path) as index:
-        variables = {"GIT_INDEX_FILE": index, **_PATHS_AS_WRITTEN}
-        # what the user wants to be taken for unchanged may have changed
-        repository.git(*_PRESENT, "update-index", "-q", "--really-refresh", variables=variables)
+        variables = {"GIT_INDEX_FILE": index}
+        # What the user wants to be taken for unchanged may have changed. Files that are there
+        # although they are "skipped" are looked at as well, then all that are there.
+        sparse = ("-c", "core.sparseCheckout=true", "update-index", "-q", "--really-refresh")
+        repository.git(*sparse, variables=variables)
         left_out = [f":(exclude,literal){name}" for name in outputs]
-        add = (*_SPARSE_AS_WELL, "add", "--all", "--", ".", *left_out)
+        add = ("-c", "core.sparseCheckout=false", "add", "--all", "--", ".", *left_out)
         try:
             repository.git(*add, variables=variables)
         except SnapshotFailed as error:
@@ -425,7 +712,7 @@ def _mend(repository: _Repository, snapshot: Snapshot) -> list[str]:
     Returns the submodules, and repositories inside of this one, that are linked.
     """
     shared = []
-    for entry in repository.git_tells("ls-tree", "-r", "-z", snapshot.tree_commit):
+    for entry in repository.git("ls-tree", "-r", "-z", snapshot.tree_commit).split("\0"):
         if not entry.startswith((_LINK, _SUBMODULE)):
             continue
         name = entry.partition("\t")[2]
@@ -442,16 +729,3 @@ def _mend(repository: _Repository, snapshot: Snapshot) -> list[str]:
                 os.symlink(original, copy)
                 shared.append(name)
     return shared
-
-
-def _write_diff(repository: _Repository, snapshot: Snapshot) -> None:
-    """Writes what `git apply` takes."""
-    diff = ["diff-tree", "-p", "--binary", "--no-ext-diff", "--no-textconv", "--no-color"]
-    output = [f"--output={snapshot.diff}"]  # straight to the disk, which is larger than memory
-    trees = [snapshot.commit, snapshot.tree_commit]
-    if not snapshot.commit:
-        trees = ["--root", "--no-commit-id", snapshot.tree_commit]
-    # of an earlier snapshot it may be there
-    with open(os.open(snapshot.diff, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        os.fchmod(file.fileno(), 0o600)
-    repository.git(*diff, *output, *trees)
