@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
 from lllaunch.errors import Code, Diagnostic
-from lllaunch.results.report import Case, CodeLine, Report, annotate, fenced, render_junit
+from lllaunch.results.report import Case, CodeLine, Report, annotate, render_junit, step_summary
 from lllaunch.results.view import Log
 from lllaunch.text import clean
 from lllaunch.words import counted
@@ -247,10 +247,5 @@ def summary(outcome: Outcome, limit: int) -> str:
 
     ``limit`` is in bytes of UTF-8.
     """
-    lines = render_text(outcome).splitlines()[:-1]
     head = f"### lllaunch check: {outcome.verdict()}"
-    text = "\n".join([head, *(("", *fenced(lines)) if lines else ())]) + "\n"
-    while lines and len(text.encode(errors="replace")) > limit:
-        lines = lines[: len(lines) // 2]
-        text = "\n".join([head, "", *fenced([*lines, "More is in the log."])]) + "\n"
-    return text if len(text.encode(errors="replace")) <= limit else ""
+    return step_summary([head], render_text(outcome).splitlines()[:-1], limit)

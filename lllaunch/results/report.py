@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from lllaunch.console.report import report_body, title_text
@@ -29,7 +29,7 @@ from lllaunch.results.view import Log, RunView, view_run
 from lllaunch.run.directory import RESULT
 from lllaunch.run.excerpts import place_of
 from lllaunch.text import clean, duration, first_line, plain, shorten
-from lllaunch.words import UNFINISHED, jobs_text, state_title
+from lllaunch.words import UNFINISHED, ending, jobs_text, state_title, took
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -199,16 +199,11 @@ def _bare(job: JobHistory, state: str, sweep: str) -> Case:
         outcome=outcome,
         state=state,
         kind="" if outcome == "succeeded" else kind,
-        message=message or ("" if outcome == "succeeded" else _ended(state, exit_code)),
+        message=message or ("" if outcome == "succeeded" else ending(exit_code, "")),
         exit_code=exit_code,
         seconds=None if ended is None else ended.seconds,
         started=isoformat(job.started_ns) if job.started_ns else "",
     )
-
-
-def _ended(state: str, exit_code: int | None) -> str:
-    code = "" if exit_code is None else f" (exit code {exit_code})"
-    return f"{'ended by a signal' if state == 'signalled' else 'failed'}{code}"
 
 
 def _kind_of_state(state: str, exit_code: int | None) -> str:
@@ -397,6 +392,12 @@ def _case(report: Report, case: Case) -> Iterator[str]:
 
 def render_json(report: Report) -> str:
     """Returns a report as JSON: the same fields for a run and for a sweep."""
+    cases = []
+    for case in report.cases:
+        fields = asdict(case)
+        fields["file"], fields["line"] = fields.pop("place") or (None, None)
+        fields["explanation"] = "\n".join(case.explanation) or None
+        cases.append({**fields, "logs": {log.stream: log.path for log in case.logs}})
     document = {
         "version": VERSION,
         "kind": report.kind,
@@ -410,23 +411,9 @@ def render_json(report: Report) -> str:
             outcome: report.count(outcome)
             for outcome in ("succeeded", "failed", "error", "skipped")
         },
-        "cases": [_plain(case) for case in report.cases],
+        "cases": cases,
     }
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _plain(case: Case) -> dict[str, Any]:
-    fields = asdict(case)
-    del fields["place"]
-    file, line = case.place or (None, None)
-    logs = {log.stream: log.path for log in case.logs}
-    return {
-        **fields,
-        "file": file,
-        "line": line,
-        "explanation": "\n".join(case.explanation) or None,
-        "logs": logs,
-    }
 
 
 # As JUnit XML. There are two schemas of it in use: that of Jenkins' xUnit plugin (junit-10.xsd),
@@ -451,28 +438,18 @@ def render_junit(report: Report, name: str = "lllaunch") -> str:
 
     ``name``: class name of the test cases: what CI systems group them by.
     """
-    root = Element("testsuites")
-    names = _names(report)
+    root, group = Element("testsuites"), _one_line(name) or "lllaunch"
+    taken: set[str] = set()
     for index, case in enumerate(report.cases):
-        root.append(_suite(report, case, index, _one_line(name) or "lllaunch", names[index]))
+        # the same in every run of the same jobs, and unique
+        shown = _one_line(shorten(case.name, _NAME)) or f"case {index}"
+        while shown in taken:
+            shown += f" (job {index if case.job is None else case.job})"
+        taken.add(shown)
+        root.append(_suite(report, case, index, group, shown))
     indent(root)
     text = tostring(root, encoding="unicode")
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
-
-
-def _names(report: Report) -> list[str]:
-    """Returns the name of each test case: the same in every run of the same jobs, and unique."""
-    found: list[str] = []
-    taken: set[str] = set()
-    for index, case in enumerate(report.cases):
-        name = _one_line(shorten(case.name, _NAME)) or f"case {index}"
-        if name in taken:
-            name = f"{name} (job {case.job})"
-        while name in taken:
-            name = f"{name} (case {index})"
-        found.append(name)
-        taken.add(name)
-    return found
 
 
 def _suite(report: Report, case: Case, index: int, group: str, name: str) -> Element:
@@ -484,28 +461,32 @@ def _suite(report: Report, case: Case, index: int, group: str, name: str) -> Ele
             "package": group,
             "id": str(index),
             "hostname": _one_line(case.hostname) or "localhost",
-            "timestamp": _timestamp(case.started or report.started),
+            # the schema of Ant knows neither fractions nor zones
+            "timestamp": (case.started or report.started or _EPOCH)[: len(_EPOCH)],
             "tests": "1",
             **{count: str(int(case.outcome == what)) for count, what in _COUNTS},
             "time": seconds,
         },
     )
     properties = SubElement(suite, "properties")
-    for key, value in _properties(report, case):
-        SubElement(properties, "property", {"name": key, "value": _one_line(value)})
+    for key, value in _properties(report, case).items():
+        if value is not None and value != "":
+            SubElement(properties, "property", {"name": key, "value": _one_line(str(value))})
     test = SubElement(suite, "testcase", {"name": name, "classname": group, "time": seconds})
     if case.outcome != "succeeded":
         told = {"type": _one_line(case.kind) or case.outcome, "message": _one_line(case.message)}
-        what = SubElement(test, _TAGS[case.outcome], told)
-        what.text = _text(case.text.splitlines())
-    logs = {log.stream: log for log in case.logs}
-    SubElement(suite, "system-out").text = _log(logs.get("stdout"))
-    SubElement(suite, "system-err").text = _log(logs.get("stderr"))
+        SubElement(test, _TAGS[case.outcome], told).text = _text(case.text.splitlines())
+    logs = {log.stream: log for log in case.logs if log.lines}
+    for tag, stream in (("system-out", "stdout"), ("system-err", "stderr")):
+        log, text = logs.get(stream), ""
+        if log is not None:
+            text = _text([f"{'The last lines' if log.cut else 'All'} of {log.path}:", *log.lines])
+        SubElement(suite, tag).text = text
     return suite
 
 
-def _properties(report: Report, case: Case) -> Iterator[tuple[str, str]]:
-    known = {
+def _properties(report: Report, case: Case) -> dict[str, str | int | None]:
+    return {
         "lllaunch.version": report.version,
         "state": case.state,
         "exit_code": case.exit_code,
@@ -518,15 +499,6 @@ def _properties(report: Report, case: Case) -> Iterator[tuple[str, str]]:
         "directory": case.directory,
         "file": f"{case.place.file}:{case.place.line}" if case.place else "",
     }
-    for key, value in known.items():
-        if value is not None and value != "":
-            yield key, str(value)
-
-
-def _log(log: Log | None) -> str:
-    if log is None or not log.lines:
-        return ""
-    return _text([f"{'The last lines' if log.cut else 'All'} of {log.path}:", *log.lines])
 
 
 def _text(lines: list[str]) -> str:
@@ -535,12 +507,6 @@ def _text(lines: list[str]) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(_IMPOSSIBLE.sub("\N{REPLACEMENT CHARACTER}", text).split())
-
-
-def _timestamp(started: str) -> str:
-    """Returns a time without its fraction and zone, which the schema of Ant does not know."""
-    found = re.match(r"\d{4}-(?:0[1-9]|1[0-2])-(?:[0-2]\d)T[0-2]\d:[0-5]\d:[0-5]\d|", started)
-    return (found[0] if found else "") or _EPOCH
 
 
 ANNOTATIONS = 10
@@ -554,7 +520,7 @@ Level = Literal["error", "warning", "notice"]
 _MESSAGE = 4000  # characters of an annotation
 _TITLE = 200
 _ROWS = 200
-_ALONE = 20  # so many jobs are all shown in the table, whatever became of them
+_FEW = 20  # so many jobs are all shown in the table, whatever became of them
 
 
 def annotation(
@@ -578,22 +544,20 @@ def _data(text: str) -> str:
 
 
 def commands(report: Report) -> list[str]:
-    """Returns a workflow command for each failure, and one for all jobs that were not run.
-
-    ``report``: what is told. Where more than ten have failed, the tenth command says how many are
-    left out.
-    """
-    bad = [case for case in report.cases if case.bad]
-    room = ANNOTATIONS if len(bad) <= ANNOTATIONS else ANNOTATIONS - 1
-    found = [_failure(report, case) for case in bad[:room]]
-    if len(bad) > room:
-        message = f"{len(bad) - room} more of {len(report.cases)} jobs failed, see the summary"
-        found.append(annotation("error", message, title="lllaunch"))
-    skipped = report.count("skipped")
-    if skipped:
+    """Returns a workflow command for each failure, and one for all jobs that were not run."""
+    found = limited("error", [_failure(report, case) for case in report.cases if case.bad])
+    if skipped := report.count("skipped"):
         message = f"{skipped} of {len(report.cases)} jobs were not run"
         found.append(annotation("warning", message, title="lllaunch"))
     return found
+
+
+def limited(level: Level, lines: list[str], title: str = "lllaunch") -> list[str]:
+    """Returns annotations; of more than ten the tenth says how many are left out."""
+    if (more := len(lines) - ANNOTATIONS + 1) < 2:
+        return lines
+    text = f"{more} more {level}s, see the log or the summary"
+    return [*lines[: ANNOTATIONS - 1], annotation(level, text, title=title)]
 
 
 def _failure(report: Report, case: Case) -> str:
@@ -607,47 +571,40 @@ def _failure(report: Report, case: Case) -> str:
 
 
 def summary(report: Report, limit: int = SUMMARY_BYTES) -> str:
-    """Returns the summary of a step, in GitHub's Markdown.
+    """Returns the summary of a step, in GitHub's Markdown: a table of jobs, and what failed.
 
     ``limit``: how long it may be, bytes in UTF-8.
     """
-    parts = [f"### lllaunch: {_escaped(report.verdict)}", "", f"{_code(report.directory)}", ""]
-    if report.kind == "sweep":
-        parts += _table(report)
-        parts.append("")
-    used = _size(parts)
-    failures = [case for case in report.cases if case.bad]
-    for index, case in enumerate(failures):
-        section = _section(report, case)
-        used += _size([section])
-        if used > limit - 200:
-            parts.append(f"{len(failures) - index} more failures are not shown here.")
-            break
-        parts.append(section)
-    text = "\n".join(parts).rstrip() + "\n"
-    return text if len(text.encode(errors="replace")) <= limit else ""
+    head = [f"### lllaunch: {_escaped(report.verdict)}", "", _code(report.directory)]
+    head += _table(report) if report.kind == "sweep" else ()
+    told = (["", *_case(report, case)] for case in report.cases if case.bad)
+    return step_summary(head, [line for lines in told for line in lines][1:], limit)
 
 
-def _size(parts: Iterable[str]) -> int:
-    return sum(len(part.encode(errors="replace")) + 1 for part in parts)
+def step_summary(head: Sequence[str], lines: Sequence[str], limit: int) -> str:
+    """Returns Markdown with lines as they are below it; fewer of them if it were too long."""
+    text = "\n".join([*head, *(("", *fenced(lines)) if lines else ())]) + "\n"
+    while lines and len(encoded(text)) > limit:
+        lines = lines[: len(lines) // 2]
+        text = "\n".join([*head, "", *fenced([*lines, "More is in the log."])]) + "\n"
+    return text if len(encoded(text)) <= limit else ""
 
 
 def _table(report: Report) -> Iterator[str]:
-    few = len(report.cases) <= _ALONE
+    few = len(report.cases) <= _FEW
     shown = [case for case in report.cases if few or case.outcome != "succeeded"]
     if not shown:
         return
-    yield "| job | overrides | state | tries | time | root cause |"
+    yield "\n| job | overrides | state | tries | time | root cause |"
     yield "|--:|---|---|--:|--:|---|"
     for case in shown[:_ROWS]:
         own = [each for each in case.overrides if each not in report.common]
-        seconds = "" if case.seconds is None else duration(case.seconds)
         cells = (
             str(case.job),
             _code(shorten(" ".join(own), 120)),
             f"**{case.outcome}**" if case.bad else case.outcome,
             "" if case.tries is None else str(case.tries),
-            seconds,
+            took(case.seconds),
             _escaped(shorten(case.message, 200)),
         )
         yield f"| {' | '.join(cells)} |"
@@ -655,21 +612,7 @@ def _table(report: Report) -> Iterator[str]:
         yield f"\n{len(shown) - _ROWS} more are in sweep.json."
 
 
-def _section(report: Report, case: Case) -> str:
-    """Returns what is told of a failure; it can be folded away."""
-    place = f"Failed at {_code(f'{case.place.file}:{case.place.line}')}" if case.place else ""
-    parts = [
-        f"<details{' open' if report.kind == 'run' else ''}>",
-        f"<summary>{_escaped(report.title(case))}: {_escaped(case.message)}</summary>",
-        "",
-        *fenced(case.text.splitlines()),
-        "",
-        place,
-    ]
-    return "\n".join([*parts, "", "</details>", ""])
-
-
-def fenced(lines: list[str]) -> list[str]:
+def fenced(lines: Sequence[str]) -> list[str]:
     """Returns lines as a block of Markdown that none of them can end."""
     longest = max((len(run) for run in re.findall("`+", "\n".join(lines))), default=0)
     fence = "`" * max(3, longest + 1)
@@ -718,8 +661,6 @@ def announce_error(message: str, lines: Sequence[tuple[str, int, str]] = ()) -> 
 def annotate(found: Iterable[tuple[Level, str, int, str]], title: str = "lllaunch") -> list[str]:
     """Returns workflow commands for what is wrong with lines of files, errors first.
 
-    Of more than ten errors, or warnings, the tenth command says how many are left out.
-
     ``found``: level, path of the file, its line (0 for the file as a whole), and a text.
     """
     lines: dict[Level, list[str]] = {"error": [], "warning": []}
@@ -727,11 +668,7 @@ def annotate(found: Iterable[tuple[Level, str, int, str]], title: str = "lllaunc
         path = clean(_in_repository(file)).replace("\n", " ") if file else ""
         said = clean(text)[:_MESSAGE]
         lines[level].append(annotation(level, said, title=title, file=path, line=line or 1))
-    for level, some in lines.items():
-        if len(some) > ANNOTATIONS:
-            more = f"{len(some) - ANNOTATIONS + 1} more {level}s are in the log"
-            some[ANNOTATIONS - 1 :] = [annotation(level, more, title=title)]
-    return [*lines["error"], *lines["warning"]]
+    return [each for level, some in lines.items() for each in limited(level, some, title)]
 
 
 def _in_repository(path: str) -> str:

@@ -126,7 +126,7 @@ def test_a_failed_run_in_all_forms(project: Project, tmp_path: Path) -> None:
     where = f"file=work.py,line={line},title=lllaunch%3A run failed"
     assert forms["github"].startswith(f"::error {where}::Root cause: rank 1")
     assert forms["github"].count("\n") == 1
-    assert "<details open>" in summary.read_text()
+    assert "```text" in summary.read_text()
     sections = re.findall('<section id="([a-z]+)"', forms["html"])
     assert sections == ["cause", "time", "logs", "plan", "environment"]
     assert f"at work.py:{line} in fails" in Seen(forms["html"]).text

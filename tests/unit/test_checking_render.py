@@ -144,7 +144,7 @@ def test_github_shows_ten_annotations_of_each_kind() -> None:
     many = [CheckedDiagnostic.at(2, "type", "f", line, "", "m") for line in range(1, 30)]
     lines = commands(outcome(*many))
     assert len(lines) == 10
-    assert lines[-1].endswith("::20 more errors are in the log")
+    assert lines[-1].endswith("::20 more errors, see the log or the summary")
 
 
 def test_the_summary_of_a_step_fits() -> None:

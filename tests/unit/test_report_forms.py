@@ -80,7 +80,7 @@ def test_more_failures_than_github_shows_are_counted_and_jobs_not_run_are_one_wa
     assert all("no " in each for each in ten)
     many = commands(sweep(*map(job, range(25)), job(25, "skipped"), job(26, "skipped")))
     assert [each.startswith("::error") for each in many] == [True] * 10 + [False]
-    assert many[9].endswith("::16 more of 27 jobs failed, see the summary")
+    assert many[9].endswith("::16 more errors, see the log or the summary")
     assert many[10] == "::warning title=lllaunch::2 of 27 jobs were not run"
     assert commands(sweep(job(0, "succeeded"))) == []
 
@@ -103,18 +103,22 @@ def test_a_summary_tells_the_jobs_and_why_they_failed() -> None:
     lines = text.splitlines()
     assert "| 0 | <code>x=0</code> | succeeded | 1 |  |  |" in lines
     assert "| 1 | <code>x=1</code> | **failed** | 3 | 2.5 s | rank 0&#58; no 1 |" in lines
-    assert "<summary>job 1 (x=1): rank 0&#58; no 1</summary>" in lines
     at = lines.index("```text")
-    assert lines[at : at + 4] == ["```text", "Root cause: x", "  two", "```"]
-    assert "Failed at <code>train.py:12</code>" in html.unescape(text)
+    assert lines[at + 1 :] == [
+        "  job 1 (x=1) failed after 2.5 s: rank 0: no 1",
+        "    at train.py:12",
+        "",
+        "    Root cause: x",
+        "      two",
+        "```",
+    ]
 
 
-def test_a_run_that_failed_is_shown_unfolded() -> None:
+def test_a_run_has_no_table() -> None:
     case = Case("run", "failed", state="failed", message="rank 0: died")
     text = summary(Report("run", "out", (case,), exit_code=3))
-    assert "<details open>" in text
     assert "| job |" not in text
-    assert "```text\nrank 0: died\n```" in text
+    assert "```text\n  run failed: rank 0: died\n" in text
 
 
 def test_text_of_workers_cannot_end_its_block_or_become_markdown() -> None:
@@ -122,15 +126,14 @@ def test_text_of_workers_cannot_end_its_block_or_become_markdown() -> None:
     text = summary(
         sweep(job(0, message="<img src=x> **a** _b_ [b](c) @me | d", explanation=fences))
     )
-    assert "<img" not in text
-    assert "**a**" not in text
-    assert "@me" not in text
-    assert "_b_" not in text
+    block = text[text.index("`````text") :]
+    table = text.removesuffix(block)
+    assert not any(each in table for each in ("<img", "**a**", "@me", "_b_"))
     (row,) = [line for line in text.splitlines() if line.startswith("| 0")]
     assert row.count("|") == 7
     assert "<img src=x> **a** _b_ [b](c) @me | d" in html.unescape(row)
-    block = text[text.index("`````text") :]
-    assert block[: block.index("\n`````\n")].splitlines()[1:] == list(fences)
+    told = block[: block.index("\n`````\n")].splitlines()[-len(fences) :]
+    assert [line.strip() for line in told] == list(fences)
 
 
 def test_a_summary_is_never_longer_than_github_takes() -> None:
@@ -142,8 +145,7 @@ def test_a_summary_is_never_longer_than_github_takes() -> None:
     for limit in (0, 20_000, SUMMARY_BYTES):
         text = summary(sweep(*big), limit)
         assert len(text.encode()) <= limit
-    assert re.search(r"\d+ more failures are not shown here", text)
-    assert text.count("<details>") == text.count("</details>") > 0
+    assert text.endswith("\nMore is in the log.\n```\n")
     # jobs that succeeded need no row
     text = summary(sweep(*(job(number, "succeeded") for number in range(30)), job(30)))
     assert len([line for line in text.splitlines() if line.startswith("| ")]) == 2
@@ -318,7 +320,7 @@ CASES = st.builds(
     kind=ANY_TEXT,
     message=ANY_TEXT,
     seconds=st.none() | st.floats(0, 1e9),
-    started=ANY_TEXT | st.just("2024-05-01T12:10:00.000512Z"),
+    started=st.sampled_from(["", "2024-05-01T12:10:00.000512Z"]),
     hostname=ANY_TEXT,
     overrides=st.tuples(ANY_TEXT),
     explanation=st.tuples(ANY_TEXT),
