@@ -23,7 +23,7 @@ from lllaunch.run.directory import EVENTS
 from lllaunch.run.result import cause_in
 from lllaunch.supervisor.machine import RestartHistory
 from lllaunch.text import printable
-from lllaunch.watchdog.findings import lasted, suspects
+from lllaunch.watchdog.findings import suspects
 from lllaunch.words import BEGAN, counted, exit_text, ranks
 
 SpanKind = Literal["preload", "rendezvous", "preflight", "spawn", "run", "hang", "grace", "pause"]
@@ -39,7 +39,7 @@ MOST_WORKERS = 4096
 """Workers of one node that are looked at: far more than any machine runs."""
 _MOST_ATTEMPTS, _MOST_PARTS = 1000, 1000
 _FIRST_PARTS = 10  # stay when there are more
-LATEST_NS = 1 << 62
+_LATEST_NS = 1 << 62
 _MOST_NODES = 1024
 _MOST_SKEW_NS = 60 * 10**9  # between the clocks of nodes
 _LONGEST = 1e10  # three centuries, seconds
@@ -124,7 +124,6 @@ class Lane:
     exitcode: int | None = None
     ending_ns: int | None = None
     not_started: str = ""
-    hangs: list[TimeSpan] = field(default_factory=list)  # as the watchdog found them
     # what follows is told by `lllaunch.results.view`
     rank: int = 0
     node: str = ""
@@ -158,7 +157,6 @@ class AttemptTimeline:
     base_rank: int = 0
     spawn_ns: int = 0
     workers: dict[int, Lane] = field(default_factory=dict)  # by local rank
-    hung: bool = False  # the watchdog ended it for a hang
     # of the group: ``preload``, ``rendezvous``, ``preflight``, and the ``pause`` that follows it
     spans: list[TimeSpan] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
@@ -217,7 +215,7 @@ class NodeHistory:
 
     def take(self, event: EventLine) -> None:
         """See what follows from a line."""
-        if not event.time_ns or not 0 < event.time_ns < LATEST_NS:
+        if not event.time_ns or not 0 < event.time_ns < _LATEST_NS:
             return
         at, handle = event.time_ns - self.ahead_ns, _HANDLED.get(event.type)
         if event.type == "Begin":
@@ -392,39 +390,13 @@ class NodeHistory:
         who = f"{ranks(named)}: " if named else ""
         rank = named[0] if len(named) == 1 else None
         attempt.mark("finding", at, self.line(said if rank is not None else f"{who}{said}"), rank)
-        ends = event.ends and event.type != "NotFinite"
-        attempt.fails = attempt.fails or ends
-        self._hang(attempt, finding, at, local_ranks, ends=ends)
+        attempt.fails = attempt.fails or (event.ends and event.type != "NotFinite")
 
     def _on_nodes_agreed(self, event: EventLine, at: int) -> None:
-        finding: Any = cause_in(event.ended.finding)
-        attempt = self._attempt_of(event, at)
-        if finding is None or attempt.hung:
-            return
+        finding, attempt = cause_in(event.ended.finding), self._attempt_of(event, at)
         # its words say which node has noticed it
-        attempt.mark("finding", at, self.line(str(finding)))
-        self._hang(attempt, finding, at, (), ends=True)
-
-    def _hang(
-        self,
-        attempt: AttemptTimeline,
-        finding: Any,
-        at: int,
-        members: tuple[int, ...],
-        *,
-        ends: bool,
-    ) -> None:
-        seconds = lasted(finding)
-        if seconds is None:
-            return
-        attempt.hung = attempt.hung or ends
-        begun = max(attempt.start_ns, at - round(seconds * 1e9))
-        # what is only reported was seen until then
-        until = LATEST_NS if ends else max(begun, at)
-        span = TimeSpan("hang", begun, until, self.line(str(finding)))
-        for worker in attempt.workers.values():
-            if not members or worker.local_rank in members:
-                worker.hangs = [*worker.hangs, span][-_MOST_PARTS:]
+        if finding is not None and not any(mark.kind == "finding" for mark in attempt.marks):
+            attempt.mark("finding", at, self.line(str(finding)))
 
     def _on_orphans_gone(self, event: EventLine, at: int) -> None:
         attempt = self._attempt_of(event, at)

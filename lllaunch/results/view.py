@@ -11,7 +11,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -21,7 +21,6 @@ from lllaunch.console.report import fate_text
 from lllaunch.errors import ConfigError
 from lllaunch.files import read_bytes, read_text, within, working_directory
 from lllaunch.results.history import (
-    LATEST_NS,
     MOST_WORKERS,
     AttemptTimeline,
     Lane,
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
     from lllaunch.run.result import (
         AttemptResult,
         Excerpt,
+        Hang,
         NodeResult,
         RootCause,
         RunResult,
@@ -385,7 +385,7 @@ def timeline_of(
 def _add_result(
     attempts: list[AttemptTimeline], outcome: RunResult, nodes: tuple[str, ...]
 ) -> None:
-    """Add the workers and the hang that result.json knows and no events told."""
+    """Add the workers that result.json knows and no events told."""
     # ranks count through the nodes in their order
     names: list[str] = []
     for node in sorted(outcome.nodes if nodes else (), key=lambda node: node.group_rank):
@@ -419,19 +419,6 @@ def _add_result(
         attempts += added
         for each in (*here.values(), *added):
             each.state = told.state
-    root = outcome.root_cause
-    if root is not None and root.hang is not None and root.hang.since_ns is not None:
-        hang, finding = root.hang, str(root.hang.finding)
-        # the watchdog knows who only waited
-        texts = dict.fromkeys(hang.named, finding)
-        texts |= {rank: f"only waited for {ranks(hang.hung)}" for rank in hang.waiting if hang.hung}
-        texts |= dict.fromkeys(hang.hung, f"hung: {finding}")
-        for each in attempts:
-            for local_rank, lane in each.workers.items() if each.number == root.attempt else ():
-                text = texts.get(each.base_rank + local_rank, "" if texts else finding)
-                if text:
-                    span = TimeSpan("hang", root.hang.since_ns, LATEST_NS, _line(text))
-                    lane.hangs = [*lane.hangs, span]
 
 
 def _complete(attempt: AttemptTimeline, end_ns: int, outcome: RunResult | None) -> None:
@@ -453,7 +440,7 @@ def _complete(attempt: AttemptTimeline, end_ns: int, outcome: RunResult | None) 
         rank = lane.rank = attempt.base_rank + local_rank
         lanes[rank], lane.node, lane.attempt = lane, attempt.node, attempt.number
         lane.fate, lane.text = _fate_so_far(lane, first, live=live)
-        lane.spans = _spans_of(lane, attempt, end)
+        lane.spans = _spans_of(lane, attempt, end, None if root is None else root.hang)
         marks = [mark for mark in attempt.marks if mark.rank == rank]
         if (result := results.get(rank)) is not None:
             # which knows for sure who failed first
@@ -467,7 +454,7 @@ def _complete(attempt: AttemptTimeline, end_ns: int, outcome: RunResult | None) 
     if root is not None and not root.ranks and root.node in {"", attempt.node or root.node}:
         of_all.append(Mark("root_cause", root.time_ns or end, _line(str(root.cause))))
     attempt.workers, attempt.marks = lanes, _in_order(of_all)
-    attempt.spans = _apart(sorted(attempt.spans, key=lambda span: (span.start_ns, -span.end_ns)))
+    attempt.spans.sort(key=lambda span: span.start_ns)
 
 
 def _in_order(marks: Iterable[Mark]) -> list[Mark]:
@@ -490,44 +477,31 @@ def _fate_so_far(worker: Lane, first: Lane | None, *, live: bool) -> tuple[str, 
     return ("succeeded" if not worker.exitcode else "failed" if worker is first else "victim"), text
 
 
-def _spans_of(worker: Lane, attempt: AttemptTimeline, end_ns: int) -> tuple[TimeSpan, ...]:
+def _spans_of(
+    worker: Lane, attempt: AttemptTimeline, end_ns: int, hang: Hang | None
+) -> tuple[TimeSpan, ...]:
     started, ended = worker.started_ns, worker.ended_ns
     over = end_ns if ended is None else ended
     if started is None:
         begun = attempt.spawn_ns
         return (TimeSpan("spawn", begun, max(begun, over), worker.not_started),)
     end = max(started, over)
+    until = end if worker.ending_ns is None else min(max(started, worker.ending_ns), end)
     spans = [
         TimeSpan("spawn", min(attempt.spawn_ns, started), started),
         TimeSpan("run", started, end),
     ]
-    grace = []
-    if worker.ending_ns is not None and worker.ending_ns < end:
-        grace = [TimeSpan("grace", max(started, worker.ending_ns), end)]
-    until = grace[0].start_ns if grace else end
-    hangs = [
-        TimeSpan("hang", begun, last, hang.text)
-        for hang in worker.hangs
-        for begun in [min(max(started, hang.start_ns), until)]
-        if begun < (last := min(max(started, hang.end_ns), until))
-    ]
-    return (*spans, *_apart(sorted(hangs, key=lambda span: (span.start_ns, span.end_ns))), *grace)
-
-
-def _apart(spans: Iterable[TimeSpan]) -> list[TimeSpan]:
-    """Return spans of which those of one kind that overlap are one, with the last one's text."""
-    found: list[TimeSpan] = []
-    last: dict[str, int] = {}
-    for span in spans:
-        place = last.get(span.kind)
-        if place is not None and span.start_ns < found[place].end_ns:
-            before = found[place]
-            end = max(before.end_ns, span.end_ns)
-            found[place] = replace(before, end_ns=end, text=span.text or before.text)
-        else:
-            last[span.kind] = len(found)
-            found.append(span)
-    return found
+    if hang is not None and hang.since_ns is not None and hang.since_ns < until:
+        # the watchdog knows who only waited
+        finding = str(hang.finding)
+        texts = dict.fromkeys(hang.named, finding)
+        texts |= {rank: f"only waited for {ranks(hang.hung)}" for rank in hang.waiting if hang.hung}
+        texts |= dict.fromkeys(hang.hung, f"hung: {finding}")
+        if text := texts.get(worker.rank, "" if texts else finding):
+            spans.append(TimeSpan("hang", max(started, hang.since_ns), until, _line(text)))
+    if until < end:
+        spans.append(TimeSpan("grace", until, end))
+    return tuple(spans)
 
 
 # Curves
