@@ -30,6 +30,8 @@ RDZV_BACKENDS: tuple[RdzvBackend, ...] = ("static", "c10d", "etcd-v2")
 
 # torch's switch for timers; what a config says is all that a reviewed run does.
 ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
+# How many threads a worker computes with (OpenMP, and torch).
+THREADS = "OMP_NUM_THREADS"
 # Names the timers' FIFO to workers.
 TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 

@@ -19,7 +19,6 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import env_override, filter_overrides, run_job, setup_globals
 from msgspec import structs
-from msgspec.structs import replace
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.app.boundary import JobFailed, message_of, without_variables
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
     from lllaunch.run.repository import Build, Snapshot
     from lllaunch.run.result import RunResult
     from lllaunch.spawner.client import Spawner
-    from lllaunch.spec import Cluster, LaunchSpec
+    from lllaunch.spec import Cluster, LaunchSpec, Resources
     from lllaunch.sweep.history import JobHistory
     from lllaunch.sweep.pool import Lease
     from lllaunch.sweep.processes import SpawnerPool
@@ -102,8 +101,6 @@ def mark(text: str, sweep: str) -> str:
 
 LAUNCHER = "hydra.launcher"
 """The node of a sweep's settings."""
-
-THREADS = "OMP_NUM_THREADS"
 
 # What every job needs and imports lazily: in the launcher it is imported once, not in each fork.
 FOR_JOBS = ("lllaunch.config.resolve", "lllaunch.run.execute", "lllaunch.run.judge")
@@ -195,6 +192,7 @@ class SweepJobs:
                 outer=LAUNCHER,
                 users_own=self.users_own,
                 environ={**os.environ, **self.machine.environment(self.machine.everything)},
+                threads=self._threads,
                 here=here,
             )
         ours = config.hydra.launcher.get("_target_") == TARGET
@@ -241,13 +239,6 @@ class SweepJobs:
                 raise ConfigError((problem,))
             self._expect_own_gpus(spec, config)
             admit(spec, config, job, users_own=self.user is not None)
-        gpus, cpus = self.machine.gpus, self.machine.cpus
-        need = need_of(spec.nproc, spec.resources, bool(gpus), len(cpus))
-        # workers compute on the cores that they lease, and not each of them on all there are; one
-        # that leases none, but a GPU, has what torchrun would give it
-        threads = need.cpus // spec.nproc
-        if threads and not any(THREADS in env for env in (self._environ, os.environ, spec.env)):
-            spec = replace(spec, derived_env={**spec.derived_env, THREADS: str(threads)})
         identity, warm = self._identity(spec, config), None
         with env_override(config.hydra.job.env_set):
             if self.snapshot is not None:
@@ -257,7 +248,7 @@ class SweepJobs:
                 warm = SpawnerKey.of(spec.imports, cwd, environ, self._environ)
         return Prepared(
             number,
-            need=need,
+            need=self._need(spec.nproc, spec.resources),
             overrides=shown,
             directory=spec.log_dir,
             fingerprint=job_key(identity),
@@ -266,6 +257,14 @@ class SweepJobs:
             warm=warm,
             patience=patience(spec.watchdog),
         )
+
+    def _need(self, nproc: int, per_proc: Resources) -> Need:
+        return need_of(nproc, per_proc, bool(self.machine.gpus), len(self.machine.cpus))
+
+    def _threads(self, nproc: int, per_proc: Resources) -> int:
+        # workers compute on the cores that they lease, and not each of them on all there are; one
+        # that leases none, but a GPU, has what torchrun would give it
+        return self._need(nproc, per_proc).cpus // nproc
 
     def _identity(self, spec: LaunchSpec, config: DictConfig) -> dict[str, Any]:
         """Return what the outcome of a job depends on."""

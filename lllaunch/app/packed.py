@@ -27,6 +27,7 @@ from lllaunch.run.submission import (
 )
 from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.spawner.forks import NOTICE
+from lllaunch.spec import THREADS
 from lllaunch.sweep.arrays import ArrayJob, need_in_task
 from lllaunch.sweep.journal import Journal
 from lllaunch.sweep.local import LocalExecutor
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 # What an allocation may compute on, which the affinity of its processes need not say.
 _CORES = ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE")
-_THREADS = "OMP_NUM_THREADS"
 
 
 def run_pack(task: Sequence[ArrayJob], batch: BatchJob, submission: Submission) -> int:
@@ -86,7 +86,7 @@ def _run(
         need = need_in_task(launch, len(machine.gpus), len(machine.cpus))
         if need.cpus and isinstance(launch["nproc"], int):
             # each worker has as many threads as are there for it
-            os.environ.setdefault(_THREADS, str(max(1, need.cpus // launch["nproc"])))
+            os.environ.setdefault(THREADS, str(max(1, need.cpus // launch["nproc"])))
         spec, warm = None, None
         # a spawner that is not what the run asks for after all costs time only, and so does none
         with contextlib.suppress(LaunchError):

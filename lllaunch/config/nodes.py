@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
@@ -37,7 +37,16 @@ from lllaunch.config.tree import Tree, conceal, has_secrets, reveal
 from lllaunch.config.values import Nvml, format_duration, parse_duration
 from lllaunch.errors import Unfit
 from lllaunch.launch_settings import Launch
-from lllaunch.spec import RDZV_BACKENDS, Detected, Discreet, Entrypoint, Nodes, Path, RdzvBackend
+from lllaunch.spec import (
+    RDZV_BACKENDS,
+    Detected,
+    Discreet,
+    Entrypoint,
+    Nodes,
+    Path,
+    RdzvBackend,
+    Resources,
+)
 
 AUTO: Final = "auto"
 NO_ID = "none"
@@ -75,6 +84,8 @@ class HostContext(Discreet, frozen=True, kw_only=True):
     # in `LAUNCH_FIELDS` are weaker than that and stronger than the schema's defaults
     key: str = "launch"
     outer: str = ""
+    # how many threads each worker has, by their number and what each needs; 0: as torchrun does it
+    threads: Callable[[int, Resources], int] = lambda *_: 0
     job_cwd: str = ""  # where workers work if the config does not say it; empty for ``runtime_cwd``
     searched: Sequence[str] = ()  # directories and packages of configs, for a message
     # what workers run instead of the configured entrypoint, its modules, and whether workers can

@@ -57,7 +57,7 @@ from lllaunch.config.values import (
 from lllaunch.errors import Unfit
 from lllaunch.launch_settings import KEYS, LAUNCH_FIELDS, SETTINGS
 from lllaunch.spawner.interpreter import is_of_contract
-from lllaunch.spec import LaunchSpec, Nodes, Path, Preflight, Std, names_in, rank_key
+from lllaunch.spec import THREADS, LaunchSpec, Nodes, Path, Preflight, Std, names_in, rank_key
 from lllaunch.text import write_range
 
 if TYPE_CHECKING:
@@ -187,12 +187,17 @@ def _build(
         group = replace(group, rdzv_id=run_id) if run_id not in (derived_id, NO_ID) else group
         run_id = group.rdzv_id or NO_ID
     # workers elsewhere import from the directory of the command, too
-    workers_cwd, derived_env = cwd or around.job_cwd or around.runtime_cwd, {}
+    workers_cwd = cwd or around.job_cwd or around.runtime_cwd
+    derived_env: dict[str, str] = {}
     imports = preload or around.preload or entrypoint.form in {"function", "module"}
     if workers_cwd != around.runtime_cwd and imports:
         given = reveal(env.get("PYTHONPATH")) or around.environ.get("PYTHONPATH", "")
         paths = filter(None, (around.runtime_cwd, given))
-        derived_env = {"PYTHONPATH": os.pathsep.join(paths)}
+        derived_env["PYTHONPATH"] = os.pathsep.join(paths)
+    plain = _read_plain(settings, around)
+    if plain["resources"] is not None and not {*around.environ, *env} & {THREADS}:
+        threads = around.threads(nproc or 1, plain["resources"])
+        derived_env |= {THREADS: str(threads)} if threads else {}
     passed = {
         "args": dict(call.kwargs) or list(call.args),
         "env": env,
@@ -210,7 +215,7 @@ def _build(
     if has_secrets(id_of_group) and not settings.is_given("run_id"):
         sources["run_id",] = conceal(id_of_group)
     return LaunchSpec(
-        **_read_plain(settings, around),
+        **plain,
         entrypoint=entrypoint,
         args=tuple(reveal(list(call.args))),
         arg_keys=call.arg_keys,

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.signal_source import DEFAULT_SIGNALS, SIGNALS_TO_HANDLE
-from lllaunch.spec import WORKER_NAMES
+from lllaunch.spec import THREADS, WORKER_NAMES
 
 # On one node the store is reached over loopback, whatever the host's name resolves to.
 LOOPBACK = "127.0.0.1"
@@ -70,11 +70,11 @@ def contract(place: WorkerContext, outer: Mapping[str, str]) -> dict[str, str]:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": outer.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         SIGNALS_TO_HANDLE: outer.get(SIGNALS_TO_HANDLE, DEFAULT_SIGNALS),
     }
-    if "OMP_NUM_THREADS" in outer:
-        env["OMP_NUM_THREADS"] = outer["OMP_NUM_THREADS"]
+    if THREADS in outer:
+        env[THREADS] = outer[THREADS]
     elif place.local_world_size > 1:
         # As torchrun does: n workers with as many threads each as there are cores would fight.
-        env["OMP_NUM_THREADS"] = "1"
+        env[THREADS] = "1"
     return env
 
 
