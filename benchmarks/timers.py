@@ -3,7 +3,7 @@
     python benchmarks/timers.py              everything; some minutes
     python benchmarks/timers.py --quick      fewer of everything; half a minute
 
-Measured are, for the timers that use a FIFO and for those that use a queue of multiprocessing's:
+Measured are, for the timers that use a FIFO:
 
 - what a pair, one acquire and one release, costs the worker, and what `with expires(after=60)`
   does; uncontended: with a pause after every 50 in which the server reads what was sent (the first
@@ -42,6 +42,7 @@ from torch.distributed.elastic import timer as torch_timer
 from workplace import machine
 
 from lllaunch import timer as our_timer
+from lllaunch.timer.service import TimerService
 
 _FORK = multiprocessing.get_context("fork")
 _INTERVAL = 0.1
@@ -53,25 +54,18 @@ _LIMIT_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Kind:
-    """One of the four that are compared.
+    """One of the two that are compared.
 
     Attributes:
         name: as the table shows it.
         package: the timers of lllaunch or of torch.
-        fifo: whether requests go through a FIFO; else through a queue.
     """
 
     name: str
     package: ModuleType
-    fifo: bool
 
 
-KINDS = (
-    Kind("lllaunch, FIFO", our_timer, True),
-    Kind("torch, FIFO", torch_timer, True),
-    Kind("lllaunch, queue", our_timer, False),
-    Kind("torch, queue", torch_timer, False),
-)
+KINDS = (Kind("lllaunch", our_timer), Kind("torch", torch_timer))
 
 
 class Place:
@@ -90,16 +84,12 @@ class Place:
         """A client, to be used in a fork, of a server that serves."""
         self._servers += 1
         path = str(self._root / str(self._servers))
-        queue = None if kind.fifo else _FORK.Queue()
         ours, theirs = _FORK.Pipe()
-        server = _FORK.Process(target=_serve, args=(kind, path, queue, theirs))
+        server = _FORK.Process(target=_serve, args=(kind, path, theirs))
         server.start()
         ours.recv()
         try:
-            if kind.fifo:
-                yield kind.package.FileTimerClient(path)
-            else:
-                yield kind.package.LocalTimerClient(queue)
+            yield kind.package.FileTimerClient(path)
         finally:
             server.kill()
             server.join()
@@ -126,14 +116,19 @@ class Place:
             return time.monotonic() - deadline
 
 
-def _serve(kind: Kind, path: str, queue: Any, said: Connection) -> None:
-    if kind.fifo:
-        server = kind.package.FileTimerServer(path, "benchmark", max_interval=_INTERVAL)
-    else:
-        server = kind.package.LocalTimerServer(queue, max_interval=_INTERVAL)
-    server.start()
+def _serve(kind: Kind, path: str, said: Connection) -> None:
+    if kind.package is torch_timer:
+        torch_timer.FileTimerServer(path, "benchmark", max_interval=_INTERVAL).start()
+        said.send(None)
+        time.sleep(10 * _LIMIT_SECONDS)
+    # as the launcher does in its event loop
+    service = TimerService(path, owner_of=lambda pid: pid)
     said.send(None)
-    time.sleep(10 * _LIMIT_SECONDS)
+    while True:
+        wait((service,), service.next_in())
+        service.dispatch()
+        for each in service.expired():
+            service.signal(each.pid, each.signum)
 
 
 @contextlib.contextmanager

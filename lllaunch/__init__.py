@@ -10,6 +10,9 @@ from __future__ import annotations
 TYPE_CHECKING = False
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
     from lllaunch.app.app import main
     from lllaunch.heartbeats import heartbeat, progress, report
 
@@ -25,6 +28,22 @@ _MODULES = {
     "heartbeat": "lllaunch.heartbeats",
     "progress": "lllaunch.heartbeats",
 }
+
+
+def torchs(module: str, *names: str) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a module for what is torch's own, in its module of that name.
+
+    ``names``: what that is; by default all names.
+    """
+
+    def getattr_(name: str) -> object:
+        if name.startswith("__") or (names and name not in names):
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        from importlib import import_module  # noqa: PLC0415 - few ask for torch's own
+
+        return getattr(import_module(module.replace("lllaunch", "torch.distributed.elastic")), name)
+
+    return getattr_
 
 
 def __getattr__(name: str) -> object:

@@ -13,22 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from lllaunch.multiprocessing.api import *
     from lllaunch.multiprocessing.errors import *
     from lllaunch.multiprocessing.tail_log import *
-
-
-def torchs(name: str) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a module of this package whose names are torch's own."""
-
-    def getattr_(each: str) -> Any:
-        if each.startswith("__"):
-            raise AttributeError(f"module {name!r} has no attribute {each!r}")
-        return getattr(import_module(name.replace("lllaunch", "torch.distributed.elastic")), each)
-
-    return getattr_
 
 
 # Where the names are, the lightest first.

@@ -1,5 +1,5 @@
 """Redirects of this process's own stdout and stderr to files: torch's, which is imported for it."""
 
-from lllaunch.multiprocessing import torchs
+from lllaunch import torchs
 
 __getattr__ = torchs(__name__)

@@ -1,5 +1,5 @@
 """A program in a session of its own: torch's, which is imported for it."""
 
-from lllaunch.multiprocessing import torchs
+from lllaunch import torchs
 
 __getattr__ = torchs(__name__)

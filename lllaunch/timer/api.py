@@ -1,322 +1,335 @@
-"""The servers of timers, by torch's names: each ends workers whose timers have expired.
+"""The worker's side: requests, the clients that send them, `expires` and `deadline`.
 
-Both are threads around a `TimerService`, which a launch with ``watchdog.timers`` has in its own
-event loop. Torch's base classes for servers of one's own are torch's, which is imported for them.
+One request through the FIFO is one ``os.write`` of at most PIPE_BUF bytes, which the kernel never
+mixes with others'. The FIFO is opened and closed for each, as torch's client does: torch's server
+waits in ``readline`` for as long as any writer is there.
+
+A server knows a timer by its process and its name, so a name that is taken again while it is held
+(by recursion, by threads, by asyncio's tasks) would set the first timer anew, and the first to
+leave would take it from the others. `deadline` gives such timers names of their own.
+
+Every worker imports this: it imports nothing that Python has not loaded itself.
 """
 
 from __future__ import annotations
 
-import contextlib
-import logging
+import errno
+import math
 import os
-import signal
-import threading
+import select
+import stat
+import sys
 import time
-from collections.abc import Callable
-from queue import Empty
-from typing import Any
+from abc import ABC, abstractmethod
+from collections import namedtuple
+from contextlib import suppress
+from functools import lru_cache, wraps
 
-from lllaunch.linux.process import HasFileno, wait
-from lllaunch.timer import client
-from lllaunch.timer.client import *  # noqa: F403 - torch's module has them, too
-from lllaunch.timer.client import FileTimerRequest, TimerRequest
-from lllaunch.timer.service import Expired, TimerService, request_of
+from lllaunch import torchs
 
-__all__ = ["FileTimerServer", "LocalTimerServer"]
-__all__ += client.__all__
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVar
 
-logger = logging.getLogger(__name__)
+    F = TypeVar("F", bound=Callable[..., Any])
 
-# So many requests are handled before timers are looked at again.
-_BATCH = 10_000
-# Seconds until a look that failed is tried again: a queue that is closed fails at once, for ever.
-_RETRY = 1.0
-# Queues and threads cannot wait for ever; a longer wait is several of these.
-_LONGEST_WAIT = 3600.0
+__all__ = [
+    "FileTimerClient",
+    "FileTimerRequest",
+    "TimerClient",
+    "configure",
+    "deadline",
+    "expires",
+]
 
+__getattr__ = torchs(__name__, "RequestQueue", "TimerRequest", "TimerServer")
 
-def __getattr__(name: str) -> Any:
-    if name not in ("MultiprocessingRequestQueue", "RequestQueue", "TimerServer"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from torch.distributed.elastic.timer import local_timer  # noqa: PLC0415 - who asks needs torch
+TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 
-    return getattr(local_timer, name)
-
-
-class _Server:
-    """A thread that waits for what its `TimerService` has to do."""
-
-    def __init__(self, service: TimerService, max_interval: float, daemon: bool) -> None:
-        self._service = service
-        self._max_interval = min(max_interval, _LONGEST_WAIT)
-        self._daemon = daemon
-        self._lock = threading.RLock()
-        self._watchdog_thread: threading.Thread | None = None
-        self._stop_signaled = False
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-
-    def start(self) -> None:
-        """Begin to serve, in a thread of its own; one that serves already goes on.
-
-        Raises:
-            RuntimeError: it has been stopped.
-        """
-        if self._stop_signaled:
-            raise RuntimeError("a timer server that was stopped cannot be started again")
-        if self._watchdog_thread is None:
-            name = type(self).__name__
-            logger.info("Starting %s... max_interval=%s", name, self._max_interval)
-            self._watchdog_thread = threading.Thread(
-                target=self._watchdog_loop, name="lllaunch-timers", daemon=self._daemon
-            )
-            self._watchdog_thread.start()
-
-    def stop(self) -> None:
-        """End the thread, waiting ``max_interval`` at most; close what it needs. Idempotent."""
-        logger.info("Stopping %s", type(self).__name__)
-        if self._end_thread():
-            self._close()
-
-    def _end_thread(self) -> bool:
-        """End the thread; whether it has ended."""
-        self._stop_signaled = True
-        self._rouse()
-        thread, self._watchdog_thread = self._watchdog_thread, None
-        if thread is None:
-            return True
-        thread.join(max(self._max_interval, _RETRY))
-        return not thread.is_alive()
-
-    def _close(self) -> None:
-        if self._wake >= 0:
-            os.close(self._wake)
-            self._wake = -1
-        self._service.close()
-
-    def _rouse(self) -> None:
-        if self._wake >= 0:
-            os.eventfd_write(self._wake, 1)
-
-    def register_timers(self, timer_requests: list[Any]) -> None:
-        """Set timers and take them back; those of processes that do not live are ignored."""
-        with self._lock:
-            self._service.register(timer_requests)
-        self._rouse()
-
-    def clear_timers(self, worker_ids: set[int]) -> None:
-        """Forget all timers of these processes."""
-        with self._lock:
-            self._service.forget(worker_ids)
-
-    def get_expired_timers(self, deadline: float) -> dict[int, list[FileTimerRequest]]:
-        """Return the timers that expire at ``deadline`` or earlier, by process id.
-
-        ``deadline``: seconds since the epoch, by the wall clock as it is now.
-        """
-        with self._lock:
-            return self._service.running(deadline)
-
-    def _watchdog_loop(self) -> None:
-        while not self._stop_signaled:
-            try:
-                self._run_watchdog()
-            except Exception:
-                logger.exception("the timers could not be looked at")
-                wait((self._wake,), seconds=_RETRY)
-
-    def _run_watchdog(self) -> None:
-        self._wait()
-        self._look()
-
-    def _wait(self, *others: HasFileno) -> None:
-        """Wait until there is something to do."""
-        if self._wake in wait((self._service, self._wake, *others), seconds=self._next_in()):
-            os.eventfd_read(self._wake)
-
-    def _next_in(self) -> float:
-        """Seconds until there is something to do, though nobody asks for it."""
-        with self._lock:
-            next_in = self._service.next_in()
-        return self._max_interval if next_in is None else min(self._max_interval, next_in)
-
-    def _dispatch(self) -> None:
-        with self._lock:
-            rejected = self._service.dispatch()
-        for _, reason, text in rejected:
-            logger.error("a request for a timer was rejected: %s: %s", reason, text)
-
-    def _look(self) -> None:
-        self._dispatch()
-        with self._lock:
-            found = self._service.expired()
-        for each in found:
-            self._expire(each)
-
-    def _expire(self, expired: Expired) -> None:
-        """Do what is to be done with a worker."""
-        raise NotImplementedError
-
-    def _signal(self, pid: int, signum: int) -> bool:
-        """Send a signal; False if that cannot be."""
-        try:
-            with self._lock:
-                there = self._service.signal(pid, signum)
-        except OSError:
-            logger.exception("Error terminating pid=%s", pid)
-            return False
-        if not there:
-            logger.info("Process with pid=%s does not exist. Skipping", pid)
-        return True
+_SIGKILL = 9  # the module `signal` imports enum
+_TRIES = 10
+_PAUSE = 0.1
+# Seconds without any room in a full FIFO: its server reads nothing.
+_STUCK = 1.0
 
 
-class LocalTimerServer(_Server):
-    """Serves the timers of `LocalTimerClient`, ours or torch's, on this machine.
-
-    A process whose timer expires is sent SIGKILL, at that moment. Timers of processes that have
-    ended are forgotten, and a process that was given the number of such a one is never signalled.
-    """
-
-    def __init__(self, mp_queue: Any, max_interval: float = 60, daemon: bool = True) -> None:
-        super().__init__(TimerService(None, owner_of=lambda pid: pid), max_interval, daemon)
-        self._queue = mp_queue
-        # Private, but there for ten years, and the only way to be woken by something else, too.
-        self._reader = getattr(mp_queue, "_reader", None)
-
-    def register_timers(self, timer_requests: list[TimerRequest]) -> None:
-        """Take note of requests, in order. Those of processes that do not live are ignored."""
-        requests = []
-        for request in timer_requests:
-            try:  # torch's class is as good as ours
-                pid, until = request.worker_id, request.expiration_time
-                requests.append(request_of(pid, request.scope_id, until, signal.SIGKILL))
-            except (AttributeError, ValueError) as error:
-                # A worker can put anything into its queue.
-                logger.error("no request for a timer: %.200r (%s)", request, error)  # noqa: TRY400
-        self._dispatch()
-        super().register_timers(requests)
-
-    def get_expired_timers(self, deadline: float) -> dict[int, list[FileTimerRequest]]:
-        """Return the timers that end at ``deadline`` or earlier, by process id."""
-        self._dispatch()
-        return super().get_expired_timers(deadline)
-
-    def _run_watchdog(self) -> None:
-        requests: list[TimerRequest] = []
-        with contextlib.suppress(Empty):
-            if self._reader is None:
-                requests.append(self._queue.get(timeout=self._next_in()))
-            else:
-                self._wait(self._reader)
-            while len(requests) < _BATCH:
-                requests.append(self._queue.get(block=False))
-        if requests:
-            self.register_timers(requests)
-        self._look()
-
-    def _expire(self, expired: Expired) -> None:
-        scopes = [request.scope_id for request in expired.requests]
-        logger.info("Reaping worker_id=[%s]. Expired timers: %s", expired.pid, scopes)
-        self._reap_worker(expired.pid)
-
-    def _reap_worker(self, worker_id: int) -> bool:
-        """End a process; False if it could not be signalled."""
-        return self._signal(worker_id, signal.SIGKILL)
+# Names of the timers that `deadline` has set and who holds them, by process: a fork holds none.
+_held: dict[tuple[int, str], Countdown] = {}
 
 
-class FileTimerServer(_Server):
-    """Serve the timers of `FileTimerClient`, ours or torch's, on this machine.
+def _take(scope: str, holder: Countdown) -> str:
+    """Return the name itself if it is free, else the first free one of ``scope (2)``, ..."""
+    name, number = scope, 1
+    # one step for threads and signal handlers, which may use timers too
+    while _held.setdefault((os.getpid(), name), holder) is not holder:
+        number += 1
+        name = f"{scope} ({number})"
+    return name
 
-    The kernel wakes its thread for requests, ended processes and expired timers. Timers of ended
-    processes are dropped, and invalid requests logged.
 
-    Unlike torch's, it does not send the signal to its own process, and accepts no timers of its own
-    process.
+class TimerClient(ABC):
+    """The worker's side: sets and releases timers."""
 
-    ``max_interval``: the longest wait of the thread, seconds. ``log_event``: called in the thread
-    with an event and its request: ``watchdog started``, ``watchdog stopped`` (None), ``timer
-    expired``, ``kill worker process``.
+    @abstractmethod
+    def acquire(self, scope_id: str, expiration_time: float) -> None:
+        """Set a timer that ends at a time since the epoch, replacing one of the same name."""
+
+    @abstractmethod
+    def release(self, scope_id: str) -> None:
+        """Release a timer; a missing one is no error."""
+
+
+class FileTimerRequest(
+    namedtuple(  # noqa: PYI024 - the other one takes as long to import as all that is here
+        "_Fields", ("worker_pid", "scope_id", "expiration_time", "signal"), defaults=(0,)
+    )
+):
+    """A worker's wish to set a timer, or with a negative ``expiration_time`` to take one back."""
+
+    __slots__ = ()
+    version = 1
+
+    def to_json(self) -> str:
+        """Returns the request as it is written into the FIFO, without the newline."""
+        # Several times as fast as a dict that json writes; a worker waits for it.
+        return (
+            f'{{"version": {self.version}, "pid": {self.worker_pid}, '
+            f'"scope_id": {_quoted(self.scope_id)}, '
+            f'"expiration_time": {self.expiration_time!r}, "signal": {int(self.signal)}}}'
+        )
+
+
+@lru_cache(1024)
+def _quoted(text: str) -> str:
+    """A JSON string; what is no text, as in a path, cannot be written as JSON."""
+    import json  # noqa: PLC0415 - 5 ms that a worker's client pays when it needs them
+
+    return json.dumps(text.encode(errors="backslashreplace").decode())
+
+
+class FileTimerClient(TimerClient):
+    """Send requests to whoever serves a FIFO on this machine: a launcher, or torch's server.
+
+    It works in several threads, and in forks of the process that made it.
+
+    ``signal``: signal that the server sends this process on expiry; 0 or less: none.
 
     Raises:
-        OSError: the FIFO cannot be made; names the path.
+        BrokenPipeError: from `acquire` and `release`: no server reads the FIFO for a second.
+        BlockingIOError: the FIFO is full and its server read nothing for a second.
+        RuntimeError: the request is larger than PIPE_BUF bytes; nothing was sent.
+        ValueError: the expiration is infinite or not a number.
     """
 
-    def __init__(
-        self,
-        file_path: str,
-        run_id: str,
-        max_interval: float = 10,
-        daemon: bool = True,
-        log_event: Callable[[str, FileTimerRequest | None], None] | None = None,
-    ) -> None:
-        self._run_id = run_id
-        self._log_event = log_event if log_event is not None else lambda _name, _request: None
-        self._progress = 0.0  # when the thread last went round
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(file_path)
-        itself = os.getpid()
-        service = TimerService(file_path, owner_of=lambda pid: None if pid == itself else pid)
-        super().__init__(service, max_interval, daemon)
+    def __init__(self, file_path: str, signal: int = _SIGKILL) -> None:
+        super().__init__()
+        self._file_path = file_path
+        self.signal = signal  # what the server shall send
 
-    def start(self) -> None:
-        """Begin to serve, as `LocalTimerServer.start` does."""
-        begins = self._watchdog_thread is None
-        super().start()
-        if begins:
-            self._log_event("watchdog started", None)
+    def acquire(self, scope_id: str, expiration_time: float) -> None:
+        """Set a timer; the request has been written when this returns."""
+        if not math.isfinite(expiration_time):
+            raise ValueError(f"timer {scope_id!r}: expiration_time is {expiration_time!r}")
+        until = float(expiration_time)
+        self._send(FileTimerRequest(os.getpid(), scope_id, until, self.signal))
 
-    def stop(self) -> None:
-        """End the thread and remove the FIFO; idempotent."""
-        super().stop()
-        self._log_event("watchdog stopped", None)
+    def release(self, scope_id: str) -> None:
+        """Take a timer back."""
+        self._send(FileTimerRequest(os.getpid(), scope_id, -1))
 
-    def run_once(self) -> None:
-        """Handle what has been requested, and stop: for tests."""
-        self._end_thread()
-        # Who writes without a pause keeps no server from its end.
-        began = time.monotonic()
-        while self._service.read_until < began:
-            self._look()
-        self._close()
+    def _send(self, request: FileTimerRequest) -> None:
+        data = f"{request.to_json()}\n".encode()
+        if len(data) > select.PIPE_BUF:
+            raise RuntimeError(
+                f"FileTimerRequest larger than {select.PIPE_BUF} bytes is not supported: "
+                f"{len(data)} bytes, {data[:200].decode()}..."
+            )
+        for left in range(_TRIES - 1, -1, -1):
+            try:
+                self._write(data)
+            except BlockingIOError:
+                raise
+            except OSError as error:
+                # The server has gone; there may be another by now.
+                if not left:
+                    why = error.strerror or error
+                    message = f"no timer server reads this FIFO, the request was not sent ({why})"
+                    raise BrokenPipeError(errno.EPIPE, message, self._file_path) from error
+                time.sleep(_PAUSE)
+            else:
+                return
 
-    @staticmethod
-    def is_process_running(pid: int) -> bool:
-        """Return whether there is such a process that this one may signal."""
+    def _write(self, data: bytes) -> None:
+        """Write a request; whole or, raising an OSError, not at all."""
+        fd = os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            os.kill(pid, 0)
-        except OSError:
-            return False
-        return True
+            if not stat.S_ISFIFO(os.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, "it is no FIFO")
+            while True:
+                with suppress(BlockingIOError):
+                    os.write(fd, data)
+                    return
+                # Others wait for room, too, and may be faster.
+                poll = select.poll()
+                poll.register(fd, select.POLLOUT)
+                if not poll.poll(_STUCK * 1000):
+                    raise BlockingIOError(
+                        errno.EAGAIN,
+                        f"the timer server's FIFO was full for {_STUCK:g} s, "
+                        "the request was not sent",
+                        self._file_path,
+                    )
+        finally:
+            os.close(fd)
 
-    def clear_timers(self, worker_pids: set[int]) -> None:
-        """Forget all timers of these processes."""
-        super().clear_timers(worker_pids)
 
-    def get_last_progress_time(self) -> int:
-        """Return when the thread last went round, seconds since the epoch; at first: now."""
-        return int(self._progress if self._service.received else time.time())
+# What `configure` was given last.
+_configured: list[TimerClient] = []
 
-    def _look(self) -> None:
-        super()._look()
-        self._progress = time.time()
 
-    def _expire(self, expired: Expired) -> None:
-        pid, requests = expired.pid, expired.requests
-        timers = {pid: [request.to_json() for request in requests]}
-        logger.info("Timers expired for run:[%s] [%s].", self._run_id, timers)
-        killing = None
-        for request in requests:
-            self._log_event("timer expired", request)
-            if request.signal > 0:
-                killing = request
-                break
-        if killing is None:
-            logger.info("No signal specified with worker=[%s]. Do not reap it.", pid)
-        elif self._reap_worker(pid, killing.signal):
-            logger.info("Successfully reaped worker=[%s] with signal=%s", pid, killing.signal)
-            self._log_event("kill worker process", killing)
-        else:
-            logger.error("Error reaping worker=[%s].", pid)
+def configure(timer_client: TimerClient | None) -> None:
+    """Set the default client of `expires` and `deadline`; None restores that of a new process."""
+    import logging  # noqa: PLC0415 - once in a process; 10 ms that others need not pay
 
-    def _reap_worker(self, worker_pid: int, signal: int) -> bool:
-        """End a process; False if it could not be signalled."""
-        return self._signal(worker_pid, signal)
+    _configured[:] = [] if timer_client is None else [timer_client]
+    name = type(timer_client).__name__
+    logging.getLogger(__name__).info("Timer client configured to: %s", name)
+
+
+def _client() -> TimerClient:
+    """The client of `configure`, else one for the FIFO that the launcher serves."""
+    if _configured:
+        return _configured[0]
+    path = os.environ.get(TIMER_FILE)
+    if not path:
+        raise RuntimeError(
+            "Configure timer client before using countdown timers. "
+            f"(lllaunch.timer.configure, or {TIMER_FILE} in the environment)"
+        )
+    return FileTimerClient(path)
+
+
+def expires(after: float, scope: str | None = None, client: TimerClient | None = None) -> Countdown:
+    """Set a timer while a block of code runs; if it expires, this worker is ended.
+
+    For ``with`` and ``async with``, and as a decorator::
+
+        with expires(after=60):
+            torch.distributed.all_reduce(...)
+
+        @expires(after=60)
+        async def fetch(): ...
+
+    As in torch a scope has one timer. Entered again, by recursion, threads or tasks, it replaces
+    that timer, and the first to leave releases it. `deadline` gives each entry its own timer.
+    With ``watchdog.timers`` lllaunch takes the stacks of all workers on expiry and ends the group
+    as hung.
+
+    ``after``: seconds from entering the block; 0 or less expires at once. ``scope``: name of the
+    timer, shown in reports; default: ``FILE#LINE`` of the caller or of the decorated function.
+    ``client``: sends the request; default: that of `configure`, else a `FileTimerClient` for
+    TORCHELASTIC_TIMER_FILE.
+
+    Raises:
+        ValueError: ``after`` is infinite or not a number.
+        RuntimeError: on entering: there is no client.
+        OSError: on entering or leaving: the server cannot be reached, see `FileTimerClient`.
+    """
+    return Countdown(after, scope, client, own=False)
+
+
+def deadline(
+    after: float, scope: str | None = None, client: TimerClient | None = None
+) -> Countdown:
+    """Set a timer like `expires`, with its own timer for each entry of a scope.
+
+    Use it in recursive functions, threads and asyncio tasks. Further entries are named
+    ``SCOPE (2)``, ``SCOPE (3)``, ...
+    """
+    return Countdown(after, scope, client, own=True)
+
+
+class Countdown:
+    """What `expires` and `deadline` return. Can be entered again, but not while it is entered."""
+
+    __slots__ = ("_after", "_client", "_entered", "_name", "_named", "_own", "_pid", "_scope")
+
+    def __init__(
+        self, after: float, scope: str | None, client: TimerClient | None, *, own: bool
+    ) -> None:
+        if not math.isfinite(after):
+            name = "deadline" if own else "expires"
+            raise ValueError(f"{name}: after={after!r} is not a number of seconds")
+        self._named = scope is not None
+        if scope is None:
+            frame = sys._getframe(2)
+            scope = f"{frame.f_code.co_filename}#{frame.f_lineno}"
+        self._after, self._scope, self._client, self._own = after, scope, client, own
+        self._name = ""
+        self._entered: TimerClient | None = None
+        self._pid = 0
+
+    def __enter__(self) -> None:
+        if self._entered is not None:
+            raise RuntimeError("this timer is running; make one for each block")
+        client = self._client if self._client is not None else _client()
+        name = self._scope
+        if self._own:
+            name = _take(name, self)
+        try:
+            # Before the epoch would mean to take it back; at the epoch, it expires at once.
+            client.acquire(name, max(0.0, time.time() + self._after))
+        except BaseException:
+            if self._own:
+                del _held[os.getpid(), name]
+            raise
+        self._entered, self._name, self._pid = client, name, os.getpid()
+
+    def __exit__(self, *exc_info: object) -> None:
+        client, self._entered = self._entered, None
+        # A fork that leaves the block it began in has no timer: it is its parent's.
+        if client is None or self._pid != os.getpid():
+            return
+        try:
+            client.release(self._name)
+        finally:
+            if self._own:
+                del _held[self._pid, self._name]
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.__exit__()
+
+    def __call__(self, function: F) -> F:
+        """Decorate a function or a coroutine function: each call has a timer of its own.
+
+        Raises:
+            TypeError: it is neither. In a generator use a ``with`` block.
+        """
+        import inspect  # noqa: PLC0415 - few workers decorate
+
+        steps = inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+        if isinstance(function, type) or not callable(function) or steps:
+            raise TypeError(f"a timer decorates functions, not {function!r}")
+        scope = self._scope
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if not self._named and code is not None:
+            scope = f"{code.co_filename}#{code.co_firstlineno}"
+
+        def countdown() -> Countdown:
+            return Countdown(self._after, scope, self._client, own=self._own)
+
+        @wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with countdown():
+                return function(*args, **kwargs)
+
+        @wraps(function)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            with countdown():
+                return await function(*args, **kwargs)
+
+        return awaited if inspect.iscoroutinefunction(function) else wrapper  # type: ignore[return-value]

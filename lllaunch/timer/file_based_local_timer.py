@@ -1,6 +1,8 @@
-"""torch's module of this name: timers whose requests go through a FIFO."""
+"""torch's module of this name: timers whose requests go through a FIFO; the server is torch's."""
 
-from lllaunch.timer.api import FileTimerServer
-from lllaunch.timer.client import FileTimerClient, FileTimerRequest
+from lllaunch import torchs
+from lllaunch.timer.api import FileTimerClient, FileTimerRequest
 
-__all__ = ["FileTimerClient", "FileTimerRequest", "FileTimerServer"]
+__all__ = ["FileTimerClient", "FileTimerRequest"]
+
+__getattr__ = torchs(__name__)

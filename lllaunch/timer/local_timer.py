@@ -1,9 +1,5 @@
-"""torch's module of this name: timers whose requests go through a queue."""
+"""torch's module of this name: timers whose requests go through a queue; all of it is torch's."""
 
-from lllaunch.timer import api
-from lllaunch.timer.api import LocalTimerServer
-from lllaunch.timer.client import LocalTimerClient
+from lllaunch import torchs
 
-__all__ = ["LocalTimerClient", "LocalTimerServer"]
-
-__getattr__ = api.__getattr__  # of `MultiprocessingRequestQueue`
+__getattr__ = torchs(__name__)

@@ -23,13 +23,13 @@ import sys
 import termios
 import time
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 
 from lllaunch.linux.process import open_pidfd, process_ended, send_signal
 from lllaunch.text import printable
-from lllaunch.timer.client import FileTimerRequest
+from lllaunch.timer.api import FileTimerRequest
 
 _TEXT = 120
 
@@ -51,22 +51,8 @@ class _Fields(msgspec.Struct):
     signal: Annotated[int, msgspec.Meta(le=64)]
     version: Literal[1] = 1
 
-    def request(self) -> FileTimerRequest:
-        """Return it in the form that clients have."""
-        return FileTimerRequest(self.pid, self.scope_id, self.expiration_time, self.signal)
-
 
 _decode = msgspec.json.Decoder(_Fields).decode
-
-
-def request_of(pid: Any, scope: Any, expiration_time: Any, signum: int) -> FileTimerRequest:
-    """Return a request with these fields.
-
-    Raises:
-        ValueError: a field is invalid.
-    """
-    fields = {"pid": pid, "scope_id": scope, "expiration_time": expiration_time, "signal": signum}
-    return msgspec.convert(fields, _Fields).request()
 
 
 class RequestReader:
@@ -96,11 +82,12 @@ def parse(line: bytes) -> FileTimerRequest | str:
     if len(line) >= select.PIPE_BUF:
         return f"it is longer than {select.PIPE_BUF} bytes"
     try:
-        return _decode(line).request()
+        fields = _decode(line)
     except msgspec.ValidationError as error:
         return str(error)
     except (ValueError, RecursionError) as error:
         return f"it is not JSON ({error})"
+    return FileTimerRequest(fields.pid, fields.scope_id, fields.expiration_time, fields.signal)
 
 
 # So many rejections are reported in so many seconds.
@@ -139,7 +126,6 @@ class Expired(NamedTuple):
     scope: str
     after: float  # seconds from its arrival to its deadline
     signum: int  # the signal that it asks for; 0 or less for none
-    requests: tuple[FileTimerRequest, ...]  # of all its expired timers, the earliest first
 
 
 def make_fifo(path: str) -> int:
@@ -163,7 +149,7 @@ def make_fifo(path: str) -> int:
 
 
 class TimerService:
-    """Serves a FIFO, or without one the requests that `register` is given.
+    """Serves a FIFO.
 
     ``owner_of``: tells whose a process is, the local rank of a worker; None if it is nobody's, and
     its timers are not accepted. Asked once for each process, at its first timer. ``wall_clock``:
@@ -175,7 +161,7 @@ class TimerService:
 
     def __init__(
         self,
-        path: str | None,
+        path: str,
         *,
         owner_of: Callable[[int], int | None],
         clock: Callable[[], float] = time.monotonic,
@@ -191,19 +177,15 @@ class TimerService:
         self._period_ends = -math.inf
         self._refused: set[tuple[int, str]] = set()  # what was reported of processes
         self._timers: dict[int, dict[str, Timer]] = {}  # by process and name
-        self.received = 0  # requests that were understood
         self._processes: dict[int, Process] = {}  # by process id, those that had timers and live
         self._pids: dict[int, int] = {}  # by descriptor
-        self._fifo = -1
         self._epoll = select.epoll()
-        if path is not None:
-            try:
-                self._fifo = make_fifo(path)
-            except OSError:
-                self._epoll.close()
-                raise
-            self._epoll.register(self._fifo, select.EPOLLIN)
-        _open.add(self)
+        try:
+            self._fifo = make_fifo(path)
+        except OSError:
+            self._epoll.close()
+            raise
+        self._epoll.register(self._fifo, select.EPOLLIN)
 
     def fileno(self) -> int:
         """The descriptor that is readable when `dispatch` has something to do."""
@@ -217,12 +199,10 @@ class TimerService:
         now = self._clock()
         if now >= self._period_ends:
             self._period_ends, self._left = now + _PERIOD, _REPORTED
-        requests: list[FileTimerRequest] = []
-        if self._fifo >= 0:
-            (waiting,) = struct.unpack("i", fcntl.ioctl(self._fifo, termios.FIONREAD, bytes(4)))
-            requests, wrong = self._reader.feed(os.read(self._fifo, waiting) if waiting else b"")
-            for line, reason in wrong:
-                self._reject(reason, line)
+        (waiting,) = struct.unpack("i", fcntl.ioctl(self._fifo, termios.FIONREAD, bytes(4)))
+        requests, wrong = self._reader.feed(os.read(self._fifo, waiting) if waiting else b"")
+        for line, reason in wrong:
+            self._reject(reason, line)
         self.read_until = now
         # Between reading and registering: what was read may come from a process that has got the
         # number of one that has ended.
@@ -253,7 +233,6 @@ class TimerService:
         offset = now - self._wall_clock()
         strangers: set[int] = set()
         for request in requests:
-            self.received += 1
             pid, scope = request.worker_pid, request.scope_id
             if request.expiration_time < 0:
                 self._timers.get(pid, {}).pop(scope, None)
@@ -309,44 +288,21 @@ class TimerService:
         All timers of these processes are forgotten. Those that expired later are left to the next
         `dispatch`: their process may have taken them back in what is still to be read.
         """
+        timers = [each for scopes in self._timers.values() for each in scopes.values()]
+        over: dict[int, list[Timer]] = {}
+        for timer in sorted(timers, key=lambda timer: timer.deadline):
+            if timer.deadline <= self.read_until:
+                over.setdefault(timer.request.worker_pid, []).append(timer)
+        self.forget(over)
         expired = []
-        over = self._over(self.read_until)
         for pid, timers in over.items():
             first = next((timer for timer in timers if timer.request.signal > 0), timers[0])
-            expired.append(
-                Expired(
-                    # A process with timers is known until it has ended, and then has none.
-                    owner=self._processes[pid].owner,
-                    pid=pid,
-                    scope=first.request.scope_id,
-                    after=max(0.0, first.deadline - first.since),
-                    signum=first.request.signal,
-                    requests=tuple(timer.request for timer in timers),
-                )
-            )
-        self.forget(over)
+            after = max(0.0, first.deadline - first.since)
+            # a process with timers is known until it has ended, and then has none
+            owner = self._processes[pid].owner
+            request = first.request
+            expired.append(Expired(owner, pid, request.scope_id, after, request.signal))
         return expired
-
-    def _over(self, now: float) -> dict[int, list[Timer]]:
-        """The timers that are over at ``now``, by process, the earliest first."""
-        timers = (
-            timer
-            for scopes in self._timers.values()
-            for timer in scopes.values()
-            if timer.deadline <= now
-        )
-        found: dict[int, list[Timer]] = {}
-        for timer in sorted(timers, key=lambda timer: timer.deadline):
-            found.setdefault(timer.request.worker_pid, []).append(timer)
-        return found
-
-    def running(self, until: float) -> dict[int, list[FileTimerRequest]]:
-        """The requests of the timers that expire at a moment of the wall clock or before, by pid.
-
-        ``until``: seconds since the epoch.
-        """
-        over = self._over(until + self._clock() - self._wall_clock())
-        return {pid: [timer.request for timer in timers] for pid, timers in over.items()}
 
     def forget(self, pids: Iterable[int]) -> None:
         """Take back all timers of processes."""
@@ -364,31 +320,14 @@ class TimerService:
 
     def close(self) -> None:
         """Remove the FIFO, unless something else has taken its place; close all. Idempotent."""
-        if self._fifo >= 0 and self._path is not None:
-            with contextlib.suppress(OSError):
-                if os.path.samestat(os.fstat(self._fifo), os.lstat(self._path)):
-                    os.unlink(self._path)
-        self.abandon()
-        _open.discard(self)
-
-    def abandon(self) -> None:
-        """Close all descriptors: in a fork, which would keep the FIFO readable for nobody."""
+        if self._fifo < 0:
+            return
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(self._fifo), os.lstat(self._path)):
+                os.unlink(self._path)
         for fd in (self._fifo, *self._pids):
-            if fd >= 0:
-                os.close(fd)
+            os.close(fd)
         self._fifo = -1
         self._processes.clear()
         self._pids.clear()
         self._epoll.close()
-
-
-_open: set[TimerService] = set()
-
-
-def _abandon_all() -> None:
-    for service in _open:
-        service.abandon()
-    _open.clear()
-
-
-os.register_at_fork(after_in_child=_abandon_all)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from lllaunch.timer import FileTimerClient, FileTimerRequest, expires
-from lllaunch.timer import client as client_module
+from lllaunch.timer import api as client_module
 from lllaunch.timer.service import RequestReader, make_fifo
 
 LATER = 4e9

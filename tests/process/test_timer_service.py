@@ -163,7 +163,6 @@ def test_the_first_that_asks_for_a_signal_stands_for_its_process(place: Place) -
     assert sorted(place.asked) == sorted([one.pid, other.pid])
     told = {each.owner: each for each in place.expired()}
     assert (told[0].scope, told[0].signum) == ("second", signal.SIGTERM)
-    assert [request.scope_id for request in told[0].requests] == ["first", "second", "third"]
     assert (told[1].scope, told[1].signum) == ("silent", -1)
     # Nothing is sent, though the process is there.
     assert place.service.signal(other.pid, -1)
@@ -294,16 +293,3 @@ def test_the_timers_of_a_process_are_limited(place: Place) -> None:
     assert place.service.dispatch() == []
     place.advance(2.0)
     assert {each.pid for each in place.expired()} == {one.pid, other.pid}
-
-
-def test_a_fork_does_not_keep_the_fifo(place: Place) -> None:
-    place.acquire(place.worker().pid, "a", 1.0)
-    place.service.dispatch()
-    mine = place.service.fileno()
-    assert mine in open_fds()
-    child = os.fork()
-    if child == 0:
-        os._exit(mine in open_fds() or place.path in open_fds().values())
-    assert os.waitpid(child, 0)[1] == 0
-    assert os.path.exists(place.path)
-    assert place.service.next_in() == pytest.approx(1.0)

@@ -18,7 +18,7 @@ import pytest
 from support.launching import WAIT
 
 from lllaunch.timer import TimerClient, configure, deadline, expires
-from lllaunch.timer import client as client_module
+from lllaunch.timer import api as client_module
 
 
 class Recorder(TimerClient):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import pickle
 import select
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.launching import WAIT
 
 from lllaunch.timer import FileTimerRequest
 from lllaunch.timer.service import RequestReader, parse
@@ -125,3 +129,20 @@ def test_a_line_without_end_is_reported_once_and_takes_no_room() -> None:
     reports += wrong
     assert [why for _, why in reports] == [f"it is longer than {select.PIPE_BUF} bytes"]
     assert requests == [FileTimerRequest(7, "a", 2.5, 9)]
+
+
+def test_requests_are_equal_by_what_they_say_and_can_be_sent() -> None:
+    one = FileTimerRequest(3, "a", 2.5, 9)
+    assert pickle.loads(pickle.dumps(one)) == one
+    assert one != FileTimerRequest(3, "a", 2.5, 10)
+    assert one.to_json() == (
+        '{"version": 1, "pid": 3, "scope_id": "a", "expiration_time": 2.5, "signal": 9}'
+    )
+
+
+def test_what_a_worker_imports_is_light() -> None:
+    code = "import lllaunch.timer, sys; print(*sys.modules)"
+    command = [sys.executable, "-S", "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=WAIT)
+    heavy = {"torch", "asyncio", "multiprocessing", "inspect", "logging", "json", "re", "typing"}
+    assert heavy.isdisjoint(done.stdout.split())
