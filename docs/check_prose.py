@@ -106,8 +106,9 @@ def texts() -> Iterator[tuple[str, str]]:
         for page in sorted(ROOT.glob(pattern)):
             yield str(page.relative_to(ROOT)), page.read_text(encoding="utf-8")
     for verb in import_module("lllaunch.app.command_line").VERBS:
-        with mock.patch(f"lllaunch.verbs.{verb}.perform") as perform:
-            import_module(f"lllaunch.verbs.{verb}").main([])
+        main = import_module("lllaunch.verbs").verb(verb)
+        with mock.patch(f"{main.__module__}.perform") as perform:
+            main([])
         parser = perform.call_args.args[0]
         parts = [parser.description, *(each.help for each in parser._actions), parser.epilog]
         # a table of formats or states is no prose

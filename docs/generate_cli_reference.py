@@ -8,10 +8,10 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from unittest import mock
 
+from lllaunch import verbs
 from lllaunch.app.command_line import FLAGS, OPTIONS, OWN_FLAGS, VERBS
 
 PAGE = Path(__file__).parent / "reference" / "cli.md"
@@ -96,8 +96,9 @@ def cell(text: str) -> str:
 
 def section(verb: str) -> str:
     """Return the section of one verb."""
-    with mock.patch(f"lllaunch.verbs.{verb}.perform") as perform:
-        import_module(f"lllaunch.verbs.{verb}").main([])
+    main = verbs.verb(verb)
+    with mock.patch(f"{main.__module__}.perform") as perform:
+        main([])
     parser: argparse.ArgumentParser = perform.call_args.args[0]
     words, rows = [f"lllaunch {verb}"], []
     actions = [each for each in parser._actions if each.dest != "help"]

@@ -9,7 +9,6 @@ import gc
 import os
 import signal
 import sys
-from importlib import import_module
 
 try:
     from lllaunch.app.command_line import (
@@ -26,6 +25,7 @@ try:
     )
     from lllaunch.errors import ExitCode, for_signal
     from lllaunch.signal_source import ENDING
+    from lllaunch.verbs import verb
 except KeyboardInterrupt:
     # nothing has begun yet; from here on the command line answers it
     sys.exit(130)
@@ -99,11 +99,11 @@ def _run(words: list[str], *, quiet: bool = False) -> int:
         return for_signal(signal.SIGINT)
 
 
-def _perform(verb: str, argv: list[str]) -> int:
-    if verb not in {"rerun", "job"}:
+def _perform(name: str, argv: list[str]) -> int:
+    if name not in {"rerun", "job"}:
         end_quietly_without_reader()
     try:
-        return int(import_module(f"lllaunch.verbs.{verb}").main(argv))
+        return verb(name)(argv)
     except KeyboardInterrupt:
         return for_signal(signal.SIGINT)
 

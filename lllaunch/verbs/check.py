@@ -32,7 +32,7 @@ The exit code is 0 without problems, 2 with problems, and 5 if the only problems
 were not reviewed or are not allowed. Warnings count with --strict only."""
 
 
-def main(argv: Sequence[str]) -> int:
+def check(argv: Sequence[str]) -> int:
     """Run the verb and return its exit code."""
     parser = Parser("check", _DESCRIPTION, _EPILOG)
     parser.add_argument(

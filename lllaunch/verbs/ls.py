@@ -48,7 +48,7 @@ their batch job and its state."""
 _SPARE = ("tries", "job", "code", "value", "left")
 
 
-def main(argv: Sequence[str]) -> int:
+def ls(argv: Sequence[str]) -> int:
     """Run the verb and return its exit code."""
     told = "\n".join(f"  {state_text(name):<13} {meaning}" for name, meaning in MEANINGS.items())
     parser = Parser("ls", _DESCRIPTION, f"states:\n{told}")

@@ -51,7 +51,7 @@ RENDERERS: dict[str, Callable[[Report], str]] = {"text": render_text, "json": re
 """Formats that are a function of a report alone."""
 
 
-def main(argv: Sequence[str]) -> int:
+def report(argv: Sequence[str]) -> int:
     """Run the verb and return its exit code."""
     parser = Parser("report", _DESCRIPTION, _EPILOG)
     parser.add_argument("path", metavar="PATH", nargs="?", default=LATEST, help="default: latest")

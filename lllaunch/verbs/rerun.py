@@ -1,19 +1,20 @@
-"""``python -m lllaunch rerun RUN``: runs exactly the plan of a run again."""
+"""Runs from what is written down: ``rerun RUN`` again, ``job DIR`` what a batch job is to run."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
-from lllaunch.app.app import read_again, run_again
 from lllaunch.app.command_line import prestarted, program
-from lllaunch.errors import ConfigError, Diagnostic
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.results.locate import LATEST, locate
 from lllaunch.review.paths import POLICY_VARIABLE, PlanRefused, locks_all, policy_path, tree_top
 from lllaunch.run.repository import build_facts
 from lllaunch.run.result import known_result
+from lllaunch.spawner.forks import BATCH_JOB, NOTICE
 from lllaunch.verbs.printing import Parser, complain, perform
 from lllaunch.words import commit_text, ending, resume_override, shown_path
 
@@ -27,7 +28,7 @@ directory as in the first run, if it still exists.
 exit codes: those of a run; 5 if the plan is now another one."""
 
 
-def main(argv: Sequence[str]) -> int:
+def rerun(argv: Sequence[str]) -> int:
     """Run the verb and return its exit code."""
     parser = Parser("rerun", _DESCRIPTION, _EPILOG)
     parser.add_run("a run")
@@ -39,6 +40,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _rerun(given: argparse.Namespace) -> int:
+    from lllaunch.app.app import read_again, run_again  # noqa: PLC0415 - most batch jobs need no Hydra
+
     if "=" in given.run and not os.path.exists(given.run):
         given.run, given.overrides = LATEST, [given.run, *given.overrides]
     found = locate(given.run)
@@ -95,3 +98,24 @@ def _expect_same_rules(run: str, cwd: str) -> None:
         raise PlanRefused(
             problems=(Diagnostic("rerun", "RUN", repr(run), message, "run it again there"),)
         )
+
+
+def job(argv: Sequence[str]) -> int:
+    """Run what was submitted from a directory, on each node of a batch job; not for people."""
+    from lllaunch.app.batch import job_id, run_in_job, run_task  # noqa: PLC0415 - of batch jobs only
+
+    # until somebody acts on it: it ends who does not
+    signal.signal(NOTICE, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    parser = Parser("job", "Run, in a batch job, what was submitted from a directory.")
+    parser.add_argument("directory", metavar="DIR", help="absolute path of the run's directory")
+    parser.add_argument(
+        "--array", action="store_true", help="the directory is that of an array of runs"
+    )
+    given = parser.parse_args(argv)
+    try:
+        number = os.environ[BATCH_JOB] = job_id()
+        return (run_task if given.array else run_in_job)(given.directory, number)
+    except LaunchError as error:
+        complain(str(error))
+        return error.exit_code

@@ -74,7 +74,7 @@ _LONGEST_VALUE = 200  # characters
 _MOST_VALUES = 16
 
 
-def main(argv: Sequence[str]) -> int:
+def show(argv: Sequence[str]) -> int:
     """Run the verb and return its exit code."""
     parser = Parser("show", _DESCRIPTION)
     parser.add_run()

@@ -40,7 +40,7 @@ _EACH = 1.0
 _LEAST_EACH, _MOST_EACH = 0.1, 86_400
 
 
-def main(argv: Sequence[str]) -> int:
+def top(argv: Sequence[str]) -> int:
     """Run the verb and return its exit code."""
     parser = Parser("top", _DESCRIPTION)
     roots = ", ".join(DEFAULT_ROOTS)

@@ -9,7 +9,6 @@ import re
 import shlex
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from support.launching import WAIT
 from support.left import LeftRun
 from support.project import Project
 
+from lllaunch import verbs
 from lllaunch.app.command_line import VERBS
 from lllaunch.verbs.printing import Parser, perform
 
@@ -47,7 +47,7 @@ def test_the_help_names_every_verb_and_nobody_needs_to_read_it_to_the_end(projec
     shown = project.lllaunch("--help").stdout
     for verb in VERBS:
         assert f"\n  {verb} " in shown
-        assert import_module(f"lllaunch.verbs.{verb}").main(["--help"]) == 0
+        assert verbs.verb(verb)(["--help"]) == 0
     script = f"{shlex.quote(sys.executable)} -m lllaunch --help | true; exit ${{PIPESTATUS[0]}}"
     unread = subprocess.run(["bash", "-c", script], capture_output=True, timeout=WAIT, check=False)
     assert (unread.returncode, unread.stderr) == (0, b"")

@@ -37,7 +37,7 @@ def checked(project: Project, capsys: pytest.CaptureFixture[str]) -> Check:
 
     def run(*argv: str) -> Ended:
         before = listing(project.root)
-        ended = call(check.main, argv, capsys)
+        ended = call(check.check, argv, capsys)
         assert listing(project.root) == before
         assert ended.err == ""
         return ended
@@ -46,7 +46,7 @@ def checked(project: Project, capsys: pytest.CaptureFixture[str]) -> Check:
 
 
 def lock(capsys: pytest.CaptureFixture[str], *words: str) -> None:
-    ended = call(plan.main, ["--lock", *words], capsys)
+    ended = call(plan.plan, ["--lock", *words], capsys)
     assert ended.code == 0, ended.err
 
 
@@ -157,12 +157,12 @@ def test_another_tree_than_conf(project: Project, checked: Check) -> None:
 
 
 def test_no_such_tree(project: Project, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    ended = call(check.main, ["nowhere"], capsys)
+    ended = call(check.check, ["nowhere"], capsys)
     assert ended == Ended(2, "", "lllaunch: nowhere: is not a directory [file]\n")
-    assert call(check.main, ["--frmat"], capsys).code == 2
-    assert call(check.main, ["--help"], capsys).code == 0
+    assert call(check.check, ["--frmat"], capsys).code == 2
+    assert call(check.check, ["--help"], capsys).code == 0
     (tmp_path / "project" / "conf").mkdir()
-    assert call(check.main, [], capsys) == Ended(0, "no experiments\n", "")
+    assert call(check.check, [], capsys) == Ended(0, "no experiments\n", "")
 
 
 # ---- what was reviewed
@@ -352,7 +352,7 @@ def test_this_repository(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(Path(__file__).parents[2])
-    ended = call(check.main, ["--strict"], capsys)
+    ended = call(check.check, ["--strict"], capsys)
     assert ended.code == 0, ended.out
-    ended = call(check.main, ["examples/own_app/conf", "--strict"], capsys)
+    ended = call(check.check, ["examples/own_app/conf", "--strict"], capsys)
     assert ended == Ended(0, "1 experiment, no problems\n", "")

@@ -42,7 +42,7 @@ def run(twice: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shown(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
-    assert logs.main(arguments) == code
+    assert logs.logs(arguments) == code
     out, err = capfd.readouterr()
     assert bool(err) == bool(code)
     return err if code else out

@@ -48,7 +48,7 @@ LAUNCH = """
   env: {OPENING_KEY: "${oc.env:OPENING_KEY,''}"}
 """
 PARAMS = "params: {how: work, lr: 0.5}"
-RUNNERS = {"ls": ls.main, "show": show.main, "report": report.main}
+RUNNERS = {"ls": ls.ls, "show": show.show, "report": report.report}
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +269,7 @@ def test_a_run_that_runs_and_is_killed(told: Told, project: Project) -> None:
 
 
 def verb(project: Project, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-    code = "import sys; from lllaunch.verbs import {0}; sys.exit({0}.main(sys.argv[1:]))"
+    code = "import sys; from lllaunch.verbs import {0}; sys.exit({0}.{0}(sys.argv[1:]))"
     return subprocess.Popen(
         [sys.executable, "-c", code.format(arguments[0]), *arguments[1:]],
         cwd=project.root,
@@ -307,7 +307,7 @@ def test_nobody_reads_on(project: Project) -> None:
 def test_nothing_heavy_is_imported(project: Project) -> None:
     code = (
         "import sys; from lllaunch.verbs import ls, report, show\n"
-        "for verb in (ls, show, report): verb.main([])\n"
+        "for verb in (ls.ls, show.show, report.report): verb([])\n"
         "heavy = {'torch', 'hydra', 'omegaconf', 'rich', 'psutil', 'numpy', 'subprocess'}\n"
         "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
     )

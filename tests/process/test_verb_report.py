@@ -20,10 +20,10 @@ from support.traces import ruled
 from lllaunch.results.locate import locate
 from lllaunch.results.report import load
 from lllaunch.results.view import RunTimeline, view_run
-from lllaunch.verbs.report import main
+from lllaunch.verbs.report import report as main
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schemas"
-VERB = "import sys; from lllaunch.verbs.report import main; sys.exit(main(sys.argv[1:]))"
+VERB = "import sys; from lllaunch.verbs.report import report; sys.exit(report(sys.argv[1:]))"
 
 WORK = """
 import os

@@ -201,7 +201,7 @@ def test_what_cannot_run_again_is_refused(
     monkeypatch.setattr("sys.argv", ["lllaunch"])
 
     def refused(*argv: str, code: int = 2) -> str:
-        ended = call(rerun.main, argv, capsys)
+        ended = call(rerun.rerun, argv, capsys)
         assert ended.code == code, ended.err
         assert "Traceback" not in ended.err
         return ended.err

@@ -19,7 +19,7 @@ from support.launching import WAIT, Finished, Launcher, text_of, until
 from lllaunch.results.locate import entry_of, jobs_of
 from lllaunch.results.store import look
 from lllaunch.supervisor.control import SOCKET
-from lllaunch.verbs import stacks
+from lllaunch.verbs import logs
 
 SCHEMA = json.loads(
     (Path(__file__).parents[2] / "docs/reference/schemas/stacks.schema.json").read_text()
@@ -98,7 +98,7 @@ def shown(
 
     def show(*arguments: str, code: int = 0) -> str:
         capsys.readouterr()
-        assert stacks.main(arguments) == code
+        assert logs.stacks(arguments) == code
         out, err = capsys.readouterr()
         return err if code else out
 
@@ -197,13 +197,13 @@ def test_where_a_launcher_cannot_be_asked_it_is_said_why_and_what_to_do(
 ) -> None:
     host = socket.gethostname()
     with monkeypatch.context() as patch:
-        patch.setattr(stacks.socket, "gethostname", lambda: "elsewhere")
+        patch.setattr(logs.socket, "gethostname", lambda: "elsewhere")
         text = shown("run", code=1)
     assert f"run: runs on {host}, and this is elsewhere; ask there: ssh {host} " in text
     assert f"python -m lllaunch stacks {launcher.run_dir}" in text
     until((launcher.run_dir / SOCKET).exists, "the socket")
     (launcher.run_dir / SOCKET).unlink()
-    monkeypatch.setattr(stacks, "_PATIENCE", 0.0)
+    monkeypatch.setattr(logs, "_PATIENCE", 0.0)
     why = f"its launcher (pid {launcher.pid}) is starting, busy or ending; ask again in a moment"
     assert f"run: has no socket to ask at: {why}" in shown("run", code=1)
     assert finished(launcher).code == 0
@@ -219,7 +219,7 @@ def test_where_there_can_be_no_socket_the_run_goes_on_and_stacks_says_so(
     until(lambda: "ControlUnavailable" in text_of(launcher.run_dir / "events.jsonl"), "the event")
     (fake / "in the way").unlink()
     fake.rmdir()
-    monkeypatch.setattr(stacks, "_PATIENCE", 0.0)
+    monkeypatch.setattr(logs, "_PATIENCE", 0.0)
     text = shown("run", code=1)
     assert "run: has no socket to ask at: " in text
     assert f"'kill -QUIT {launcher.pid}'" in text
@@ -269,7 +269,7 @@ def test_a_job_of_a_sweep(tmp_path: Path, shown: Shown, monkeypatch: pytest.Monk
     assert sweep is not None
     job = jobs_of(entry_of(sweep))[0]
     two = [replace(job, path=f"sweep/{number}") for number in (0, 1)]
-    monkeypatch.setattr(stacks, "jobs_of", lambda _: two)
+    monkeypatch.setattr(logs, "jobs_of", lambda _: two)
     assert "2 of whose jobs run; say which one: sweep/0, sweep/1" in shown("sweep", code=2)
     (tmp_path / "go").touch()
     _, err = launcher.communicate(timeout=WAIT)

@@ -17,7 +17,7 @@ from support.launching import WAIT, Launcher, until
 
 from lllaunch import locks
 from lllaunch.errors import OutputError
-from lllaunch.verbs import stop, wait
+from lllaunch.verbs import stop
 
 SCRIPT = """\
 import os, signal, sys, time
@@ -55,7 +55,7 @@ def stopped(
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str, code: int = 0) -> str:
-        assert stop.main(arguments) == code
+        assert stop.stop(arguments) == code
         out, err = capsys.readouterr()
         return err if code else out
 
@@ -219,7 +219,7 @@ def test_what_is_over_is_not_waited_for_and_ctrl_c_ends_the_wait(
     go(tmp_path, 7)
     launcher.finish()
     monkeypatch.chdir(tmp_path)
-    assert wait.main(["run"]) == 3
+    assert stop.wait(["run"]) == 3
     assert capsys.readouterr().out.startswith("run: failed, exit code 3")
-    assert wait.main(["elsewhere"]) == 2
+    assert stop.wait(["elsewhere"]) == 2
     assert "elsewhere" in capsys.readouterr().err

@@ -75,7 +75,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launcher]:
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> str:
     capsys.readouterr()
-    assert top.main(arguments) == code
+    assert top.top(arguments) == code
     out, err = capsys.readouterr()
     assert bool(err) == bool(code)
     return err if code else out
@@ -128,7 +128,7 @@ def test_a_sweep_and_what_a_list_says_of_it(
     assert view["sweep"]["counts"] == {"running": 1, "waiting": 2}
     assert [(job["job"], job["state"], job["step"]) for job in view["jobs"]] == [(0, "running", 10)]
     assert said(capsys, "sweep").splitlines()[-1] == "and 2 more waiting"
-    assert ls.main(["--jobs", "sweep", "."]) == 0
+    assert ls.ls(["--jobs", "sweep", "."]) == 0
     listed, job = capsys.readouterr().out.splitlines()[1:]
     assert "0/3 done, 1 running, 2 waiting" in listed
     assert "10/40" in job

@@ -219,8 +219,8 @@ def test_a_plan_tells_what_a_spawner_is_made_of_without_the_secrets_in_it(
 
 TASK = """
 import sys
-from lllaunch.verbs.job import main
-code = main(["--array", sys.argv[1]])
+from lllaunch.verbs.rerun import job
+code = job(["--array", sys.argv[1]])
 print(code, "hydra" in sys.modules)
 """
 

@@ -138,8 +138,8 @@ def test_a_run_reads_and_writes_in_the_tree_alone(
 def test_a_lock_is_that_of_the_project_wherever_hydra_changes_to(
     run: Called, project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert plan.main(["--lock", "+exp=a"]) == 0
-    assert plan.main(["--lock", "--name=other", "+exp=a", "launch.nproc=3"]) == 0
+    assert plan.plan(["--lock", "+exp=a"]) == 0
+    assert plan.plan(["--lock", "--name=other", "+exp=a", "launch.nproc=3"]) == 0
     project.write("there/conf/locks/a.yaml", (project.root / "conf/locks/other.yaml").read_text())
     monkeypatch.setenv("LLLAUNCH_LOCKED", "1")
     ended = run("+exp=a", "launch.nproc=3", "hydra.job.chdir=true", "hydra.run.dir=there")
@@ -156,9 +156,9 @@ def test_what_hydra_sets_for_workers_is_in_no_lock(
 ) -> None:
     project.write("conf/lllaunch.yaml", "allow: {programs: [env], env: [EXTRA]}\n")
     extra = "+hydra.job.env_set.EXTRA=1"
-    assert plan.main(["--lock", "+exp=a", extra]) == 2
+    assert plan.plan(["--lock", "+exp=a", extra]) == 2
     assert not (project.root / "conf/locks").exists()
-    assert plan.main(["--lock", "+exp=a"]) == 0
+    assert plan.plan(["--lock", "+exp=a"]) == 0
     monkeypatch.setenv("LLLAUNCH_LOCKED", "1")
     ended = run("+exp=a", extra)
     assert ended.code == 5
@@ -303,7 +303,7 @@ def test_what_a_key_may_do_is_judged_before_it_is_done(
     assert files(project) == before
     assert not (project.root.parent / "out").exists()
     # of a sweeper of others there is no list of jobs to review
-    assert plan.main(["--lock", "+exp=a", *JUDGED[key]]) == (2 if "sweeper" in key else 5)
+    assert plan.plan(["--lock", "+exp=a", *JUDGED[key]]) == (2 if "sweeper" in key else 5)
 
 
 @pytest.mark.parametrize(
@@ -338,7 +338,7 @@ def test_what_is_allowed_by_its_name_is_in_the_lock_with_what_it_is_given(
         "conf/lllaunch.yaml", "allow: {programs: [env], callbacks: [trap.*], targets: [trap.*]}\n"
     )
     reviewed = [CALLBACK, "+hydra.callbacks.mine.x=1"] if "callbacks" in key else []
-    assert plan.main(["--lock", "+exp=a", *reviewed]) == 0
+    assert plan.plan(["--lock", "+exp=a", *reviewed]) == 0
     monkeypatch.setenv("LLLAUNCH_LOCKED", "1")
     ended = run("+exp=a", *(other.split() if "callbacks" in key else [other]))
     assert ended.code == 5

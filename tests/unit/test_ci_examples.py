@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,6 +26,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from support.launching import WAIT
 from support.repositories import ENV
 
+from lllaunch import verbs
 from lllaunch.app.command_line import VERBS
 
 ROOT = Path(__file__).parents[2]
@@ -155,8 +155,9 @@ def mistake(argv: list[str]) -> str:
     """What ``python -m lllaunch`` would not take of a command line; empty if it takes it."""
     verb = argv[0] if argv else ""
     if verb in VERBS:
-        with mock.patch(f"lllaunch.verbs.{verb}.perform") as perform:
-            import_module(f"lllaunch.verbs.{verb}").main([])
+        main = verbs.verb(verb)
+        with mock.patch(f"{main.__module__}.perform") as perform:
+            main([])
         return refusal(perform.call_args.args[0], argv[1:])
     if verb.isidentifier():
         return f"no verb {verb}"

@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pytest
 from support.launching import until
 from support.left import LeftRun, LeftSweep
 
+from lllaunch import verbs
 from lllaunch.app import sweeper
 from lllaunch.errors import LaunchError, OutputError
 from lllaunch.run.directory import RunDirectory
@@ -108,7 +108,7 @@ def test_no_verb_waits_or_follows(
                 Journal.open(str(directory / "sweep.jsonl")).close()
             for words in VERBS:
                 verb, *arguments = words.format(directory).split()
-                import_module(f"lllaunch.verbs.{verb}").main(arguments)
+                verbs.verb(verb)(arguments)
                 shown = "".join(capfd.readouterr())
                 assert "Traceback" not in shown
                 assert SECRET not in shown
@@ -129,7 +129,7 @@ def test_stop_signals_nobody_whose_lock_is_elsewhere(
     try:
         until(lambda: lock.exists() and lock.read_text(), "the other process")
         (LeftRun(tmp_path / "run").path / ".lllaunch.lock").symlink_to(lock)
-        assert stop.main([str(tmp_path / "run")]) == 2
+        assert stop.stop([str(tmp_path / "run")]) == 2
         assert "may be running or not: its lock cannot be looked at" in capfd.readouterr().err
         assert other.poll() is None
     finally:
@@ -157,7 +157,7 @@ def test_logs_shows_nothing_from_elsewhere(
     run.log(1, "stdout", "own")
     (run.path / linked).rename(tmp_path / "elsewhere")
     (run.path / linked).symlink_to(tmp_path / "elsewhere")
-    code = logs.main([str(run.path)])
+    code = logs.logs([str(run.path)])
     assert SECRET not in capfd.readouterr().out
     assert code == (2 if linked == "attempt_0" else 0)
 
@@ -171,6 +171,6 @@ def test_names_move_no_cursor(
     run.ends("succeeded", 0, run.attempt(run.worker(0, Succeeded())))
     for words in (words for words in VERBS if "html" not in words):
         verb, *arguments = (part.replace("{}", f"outputs/{name}") for part in words.split())
-        import_module(f"lllaunch.verbs.{verb}").main(arguments)
+        verbs.verb(verb)(arguments)
         shown = "".join(capfd.readouterr())
         assert not [each for each in ("\x1b", "\u202e", "\nmoved") if each in shown], words

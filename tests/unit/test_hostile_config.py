@@ -64,7 +64,7 @@ def planned(project: Project, capsys: pytest.CaptureFixture[str]) -> Planned:
 
     def ask(*argv: str) -> tuple[int, str, str]:
         before = files_of(project.root)
-        code = plan.main(argv)
+        code = plan.plan(argv)
         out, err = capsys.readouterr()
         assert files_of(project.root) == before
         return code, out, err
@@ -271,7 +271,7 @@ def test_the_directory_of_a_run_gets_around_nothing(
     # what measures this process is none
     monkeypatch.setattr("hydra._internal.utils.is_under_debugger", lambda: False)
 
-    ended = rerun.main(["run"])
+    ended = rerun.rerun(["run"])
 
     assert ended == code
     if code:
@@ -287,7 +287,7 @@ def test_a_report_imports_nothing_that_a_run_names(project: Project, finished: P
     hydra["hydra"]["overrides"]["hydra"] = ["hydra.searchpath=[pkg://evilpkg]"]
     left.write_text(yaml.safe_dump(hydra))
 
-    assert report.main(["run", "--format", "html", "--output", "page.html"]) == 0
+    assert report.report(["run", "--format", "html", "--output", "page.html"]) == 0
 
     assert "entrypoint" in Path("page.html").read_text()
     assert nothing_ran(project)

@@ -59,7 +59,8 @@ from lllaunch.sweep.journal import (
     StartedRecord,
 )
 from lllaunch.verbs import show
-from lllaunch.verbs.report import RENDERERS, main
+from lllaunch.verbs.report import RENDERERS
+from lllaunch.verbs.report import report as main
 from lllaunch.watchdog.evidence import Frame, RankStack
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
 from lllaunch.words import jobs_text
@@ -262,7 +263,7 @@ def test_a_node_that_was_not_heard_of_is_told(
     path = str(run.path)
     said = "node 1 left no result"
     assert load(path).verdict == f"succeeded in 5.0 s; {said}"
-    assert show.main([path]) == 0
+    assert show.show([path]) == 0
     assert re.search("^node 1 +not heard of", capsys.readouterr().out, re.MULTILINE)
     page = run_page(view_run(locate(path)), "0.1")
     assert "Node 1 left no result" in page

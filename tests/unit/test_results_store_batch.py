@@ -32,7 +32,7 @@ from lllaunch.run.submission import (
     append,
     read_history,
 )
-from lllaunch.verbs import logs, ls, show, stop, wait
+from lllaunch.verbs import logs, ls, show, stop
 
 STARTED = BatchStarted("7", ("node0", "node1"))
 BEFORE = "2024-05-01T10:00:00.000000Z"
@@ -85,7 +85,7 @@ def fake(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSlurm:
     for name in ("queued", "job_facts", "cancel"):
         monkeypatch.setattr(slurm, name, getattr(fake, name))
     monkeypatch.setattr(slurm, "available", lambda: True)
-    monkeypatch.setattr(wait, "_PAUSE", 0.01)
+    monkeypatch.setattr(stop, "_BETWEEN", 0.01)
     monkeypatch.setattr(logs, "_PAUSE", 0.01)
     monkeypatch.setattr(logs, "_CLUSTER_PAUSE", 0.0)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -160,7 +160,7 @@ def test_what_the_cluster_did_not_take(fake: FakeSlurm, capsys: pytest.CaptureFi
     fake.answers = False
     found = entry(path)
     assert (found.state, found.exit_code, found.root_cause) == ("not_submitted", 1, said)
-    assert show.main([path]) == 0
+    assert show.show([path]) == 0
     shown = capsys.readouterr().out
     assert "not submitted (exit code 1)" in shown
     assert said in shown
@@ -234,13 +234,13 @@ def test_where_slurm_does_not_answer(fake: FakeSlurm, capsys: pytest.CaptureFixt
     fake.answers = False
     path = submitted("run", STARTED)
     assert (entry(path).state, entry(path).queue) == ("unknown", "no answer")
-    assert stop.main([path]) == 2
+    assert stop.stop([path]) == 2
     assert "is on a cluster, and Slurm cannot be asked" in capsys.readouterr().err
-    assert show.main([path]) == 0
+    assert show.show([path]) == 0
     assert "Slurm cannot be asked, and its files do not say" in capsys.readouterr().out
     fake.then = [lambda: append(path, BatchEnded(0))]
     ended(path)
-    assert wait.main([path]) == 0
+    assert stop.wait([path]) == 0
     out, err = capsys.readouterr()
     assert out.startswith("run: succeeded")
     assert err.count("Slurm cannot be asked; waiting") == 1
@@ -251,17 +251,17 @@ def test_a_list_asks_the_cluster_once(fake: FakeSlurm, capsys: pytest.CaptureFix
         submitted(f"outputs/{number}", job=str(number))
         fake.add(str(number), "PENDING", "Priority")
     ended(submitted("outputs/over", STARTED, BatchEnded(0), job="9"))
-    assert ls.main([]) == 0
+    assert ls.ls([]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:5] == ["when", "path", "state", "job", "code"]
     assert sum("queued     0 PENDING (Priority)" in line for line in lines) == 1
     assert sum("  succeeded  9 " in line for line in lines) == 1
     assert fake.asked == [""]
-    assert ls.main(["--json", "--state", "queued", "--limit", "1"]) == 0
+    assert ls.ls(["--json", "--state", "queued", "--limit", "1"]) == 0
     (one,) = json.loads(capsys.readouterr().out)
     assert one["queue"] == "PENDING (Priority)"
     assert one["batch_job"] in "01234"
-    assert ls.main(["--json", "--state", "succeeded"]) == 0
+    assert ls.ls(["--json", "--state", "succeeded"]) == 0
     (one,) = json.loads(capsys.readouterr().out)
     assert (one["batch_job"], one["queue"]) == ("9", None)
 
@@ -324,7 +324,7 @@ def test_jobs_that_never_started_were_cancelled(
         submitted(str(path / str(job)), BatchEnded(143, CANCELLED), job=f"7_{job}")
     found = view_sweep(str(path)).entry
     assert found.counts == {"cancelled": 2}
-    assert show.main([str(path)]) == 0
+    assert show.show([str(path)]) == 0
     out = capsys.readouterr().out
     assert "2 cancelled" in out
     assert "failed" not in out.partition("lllaunch:")[0]
@@ -363,7 +363,7 @@ def test_the_time_of_a_requeued_run_is_that_of_all_its_starts(
     assert found.seconds == pytest.approx(400)
     # all say how often it started, and why
     again = "2; put back into the queue: preempted"
-    assert wait.main(["over"]) == 3
+    assert stop.wait(["over"]) == 3
     assert f"after 6 min 40 s; starts: {again}" in capsys.readouterr().out
     assert plain(found, "")["submission"]["starts"] == 2
     [case] = load(locate(path)).cases
@@ -421,14 +421,14 @@ def test_show_tells_the_way_through_the_queue(
     back = Requeued("preempted", "lllaunch")
     path = submitted("run", STARTED, back, STARTED, back, STARTED)
     fake.add("7", "RUNNING")
-    assert show.main([path]) == 0
+    assert show.show([path]) == 0
     out = capsys.readouterr().out
     lines = {line.partition("  ")[0]: line.partition("  ")[2].strip() for line in out.splitlines()}
     assert lines["batch job"] == "7: RUNNING (node[0-1])"
     assert lines["nodes"] == "node0, node1"
     assert lines["starts"] == "3; put back into the queue: preempted (2 times)"
     assert "waited for 16 min" in lines["submitted"] or "waited for 1" in lines["submitted"]
-    assert show.main(["--json", path]) == 0
+    assert show.show(["--json", path]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["state"], found["batch_job"]) == ("running", "7")
     assert found["submission"]["starts"] == 3
@@ -451,14 +451,14 @@ def test_stop_takes_a_run_from_the_queue_and_says_so(
 ) -> None:
     path = submitted("run")
     fake.add("7", "PENDING")
-    assert stop.main([path, "--now"]) == 0
+    assert stop.stop([path, "--now"]) == 0
     assert capsys.readouterr().out == f"run: cancelled, exit code 143: {CANCELLED}\n"
     assert fake.cancelled == [(["7"], None)]
     # it is known without the cluster from then on
     fake.answers = False
     assert entry(path).state == "cancelled"
-    assert wait.main([path]) == 143
-    assert stop.main([path]) == 0
+    assert stop.wait([path]) == 143
+    assert stop.stop([path]) == 0
     assert f"is over: cancelled, exit code 143: {CANCELLED}" in capsys.readouterr().out
 
 
@@ -471,7 +471,7 @@ def test_stop_of_one_that_puts_itself_back_stops_it_again(fake: FakeSlurm) -> No
         fake.add("7", "PENDING")
 
     fake.then = [lambda: None, back]
-    assert stop.main([path, "--now"]) == 0
+    assert stop.stop([path, "--now"]) == 0
     assert fake.cancelled == [(["7.0"], "KILL"), (["7"], None), (["7"], None)]
     assert [type(event).__name__ for _, event in read_history(path)][-1] == "BatchEnded"
 
@@ -481,7 +481,7 @@ def test_logs_wait_for_a_run_that_is_queued(
 ) -> None:
     path = submitted("outputs/run")
     fake.add("7", "PENDING", "Resources")
-    assert logs.main([path]) == 2
+    assert logs.logs([path]) == 2
     assert "'logs -f' waits for it" in capfd.readouterr().err
 
     def over() -> None:
@@ -493,11 +493,11 @@ def test_logs_wait_for_a_run_that_is_queued(
         ended(path)
 
     fake.then = [lambda: None, lambda: None, over]
-    assert logs.main(["7", "-f"]) == 0
+    assert logs.logs(["7", "-f"]) == 0
     out, err = capfd.readouterr()
     assert out == "hello\n"
     assert err == "lllaunch: job 7: PENDING (Resources)\n"
-    assert logs.main([path, "--launcher"]) == 0
+    assert logs.logs([path, "--launcher"]) == 0
     assert capfd.readouterr().out == "from the launcher\n"
 
 
@@ -531,7 +531,7 @@ def test_jobs_whose_submission_was_not_written_down(
         fake.add(f"7_{index}", "PENDING", "Priority", array)
     found = view_sweep("sweep").entry
     assert (found.state, found.counts, found.queue) == ("queued", {"queued": 2}, "2 PENDING")
-    assert stop.main(["sweep"]) == 0
+    assert stop.stop(["sweep"]) == 0
     assert fake.cancelled == [(["7_0", "7_1"], None)]
     found = view_sweep("sweep").entry
     assert (found.state, found.counts) == ("failed", {"cancelled": 2})
@@ -546,13 +546,13 @@ def test_stop_of_one_of_a_pack_ends_no_other(
     task = [{"job": number, "directory": path} for number, path in enumerate(paths)]
     (array / "tasks.json").write_text(json.dumps({"tasks": [task]}))
     fake.add("7_0", "RUNNING", where=array)
-    assert stop.main([paths[0]]) == 2
+    assert stop.stop([paths[0]]) == 2
     said = capsys.readouterr().err
     assert "shares its batch job with 1 other; stop the sweep, or end all of these with" in said
     assert fake.cancelled == []
     # alone in it by then
     append(paths[1], BatchEnded(0))
-    assert stop.main([paths[0]]) == 0
+    assert stop.stop([paths[0]]) == 0
     assert fake.cancelled == [(["7_0"], None)]
 
 
@@ -569,5 +569,5 @@ def test_wait_looks_again_at_what_is_gone_without_a_word(
         fake.jobs.clear()
 
     fake.then = [lambda: fake.add("7", "PENDING"), over]
-    assert wait.main(["run"]) == 3
+    assert stop.wait(["run"]) == 3
     assert capsys.readouterr().out.startswith("run: failed, exit code 3")

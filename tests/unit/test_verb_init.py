@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.verbs import Ended, call
 
-from lllaunch.verbs import init, plan
+from lllaunch.verbs import plan
 
 # what a YAML, Hydra or OmegaConf might take for something else, and what is hard to see
 ARGUMENTS = [
@@ -42,13 +42,13 @@ def test_the_yaml_comes_to_the_plan_of_the_command(
     verb: Callable[..., Ended], command: list[str]
 ) -> None:
     def hash_of(*words: str) -> object:
-        ended = verb(plan.main, "--json", *words)
+        ended = verb(plan.plan, "--json", *words)
         assert ended.code == 0, ended.err
         return json.loads(ended.out)["fingerprint"]["plan_hash"]
 
-    printed = verb(plan.main, *command)
+    printed = verb(plan.plan, *command)
     assert printed.code == 0, printed.err
-    made = verb(init.main, "--name", "mine", *command)
+    made = verb(plan.init, "--name", "mine", *command)
     assert made.code == 0, made.err
     text = Path("conf/exp/mine.yaml").read_text()
     assert printed.out == text
@@ -59,7 +59,7 @@ def test_the_yaml_comes_to_the_plan_of_the_command(
 
 
 def test_init_says_what_comes_next_and_replaces_nothing(verb: Callable[..., Ended]) -> None:
-    made = verb(init.main, "train.py", "--lr", "1")
+    made = verb(plan.init, "train.py", "--lr", "1")
     assert [line.split(" #")[0].rstrip() for line in made.out.splitlines()] == [
         "wrote conf/exp/train.yaml; next:",
         "  lllaunch plan +exp=train",
@@ -67,10 +67,10 @@ def test_init_says_what_comes_next_and_replaces_nothing(verb: Callable[..., Ende
         "  lllaunch plan --lock +exp=train",
     ]
     first = Path("conf/exp/train.yaml").read_text()
-    refused = verb(init.main, "train.py", "--lr", "2")
+    refused = verb(plan.init, "train.py", "--lr", "2")
     assert (refused.code, Path("conf/exp/train.yaml").read_text()) == (2, first)
-    assert verb(init.main, "--force", "train.py", "--lr", "2").code == 0
+    assert verb(plan.init, "--force", "train.py", "--lr", "2").code == 0
     assert Path("conf/exp/train.yaml").read_text() != first
     for wrong in ([], ["+exp=train"], ["--name", "../x", "train.py"], ["trian.py"]):
-        assert verb(init.main, *wrong).code == 2
+        assert verb(plan.init, *wrong).code == 2
     assert os.listdir("conf/exp") == ["train.yaml"]

@@ -55,7 +55,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 @pytest.fixture
 def plan(project: Project, capsys: pytest.CaptureFixture[str]) -> Called:
-    return lambda *argv: call(verb.main, argv, capsys)
+    return lambda *argv: call(verb.plan, argv, capsys)
 
 
 CASES = {

@@ -25,7 +25,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 
 def planned(capsys: pytest.CaptureFixture[str], *argv: str) -> Ended:
-    return call(verb.main, ["+exp=toy", "cluster=slurm", *argv], capsys)
+    return call(verb.plan, ["+exp=toy", "cluster=slurm", *argv], capsys)
 
 
 def test_the_batch_file_stands_below_the_plan(
@@ -45,7 +45,7 @@ def test_the_batch_file_stands_below_the_plan(
     assert found["batch_problem"] is None
     # it differs by machine, and a run of this one has none
     assert "batch" not in planned(capsys, "--portable").out.lower().replace("submitit", "")
-    assert "batch" not in json.loads(call(verb.main, ["+exp=toy", "--json"], capsys).out)
+    assert "batch" not in json.loads(call(verb.plan, ["+exp=toy", "--json"], capsys).out)
 
 
 def test_what_is_missing_is_said(

@@ -43,7 +43,7 @@ def fill(root: Path) -> Project:
 
 @pytest.fixture
 def plan(project: Project, capsys: pytest.CaptureFixture[str]) -> Called:
-    return lambda *argv: call(verb.main, argv, capsys)
+    return lambda *argv: call(verb.plan, argv, capsys)
 
 
 def lock(project: Project, name: str) -> Any:

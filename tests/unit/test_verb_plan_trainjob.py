@@ -16,7 +16,7 @@ from support.verbs import Called, call, listing
 
 from lllaunch.cluster.detect import detect
 from lllaunch.verbs import plan as verb
-from lllaunch.verbs.manifest import name_for
+from lllaunch.verbs.plan import name_for
 
 GOLDEN = Path(__file__).with_name("golden")
 SECRET = "planted-cafe1234"
@@ -53,7 +53,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
 
 @pytest.fixture
 def plan(project: Project, capsys: pytest.CaptureFixture[str]) -> Called:
-    return lambda *argv: call(verb.main, ["--format", "trainjob", *argv], capsys)
+    return lambda *argv: call(verb.plan, ["--format", "trainjob", *argv], capsys)
 
 
 def valid(text: str) -> Any:
@@ -187,7 +187,7 @@ def test_what_no_trainjob_can_do_is_told(
 def test_options_of_a_manifest_are_for_nothing_else(
     project: Project, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = call(verb.main, ["+exp=plain", "--nodes=2"], capsys)
+    ended = call(verb.plan, ["+exp=plain", "--nodes=2"], capsys)
     assert (ended.code, ended.out) == (2, "")
     assert "--nodes: is for --format trainjob alone" in ended.err
 
@@ -202,14 +202,14 @@ def test_a_plan_with_a_lock_runs_locked(
     two_nodes = ("+exp=plain", "--nodes=2")
     assert locked not in valid(plan(*two_nodes).out)["env"]
     project.write("conf/lllaunch.yaml", "allow:\n  programs: [env]\n")
-    assert call(verb.main, ["--lock", "+exp=plain"], capsys).code == 0
+    assert call(verb.plan, ["--lock", "+exp=plain"], capsys).code == 0
     # reviewed was one node
     ended = plan(*two_nodes)
     assert (ended.code, ended.out) == (5, "")
     assert 'launch.nnodes: 1 -> "auto"' in ended.err
     renew = ["--lock", "+exp=plain", "launch.nnodes=auto"]
     assert f"python -m lllaunch plan {' '.join(renew)}" in ended.err
-    assert call(verb.main, renew, capsys).code == 0
+    assert call(verb.plan, renew, capsys).code == 0
     trainer = valid(plan(*two_nodes).out)
     assert locked in trainer["env"]
     assert trainer["args"] == renew[1:]
