@@ -18,7 +18,7 @@ from typing import Any, get_args
 import msgspec
 
 from lllaunch.documents import JsonText, Number, RunPath, SignalNumber, Text, Time
-from lllaunch.run.events import RunSample
+from lllaunch.run.directory import RunSample
 from lllaunch.run.result import RunResult
 from lllaunch.sweep.history import SweepResult
 

@@ -38,8 +38,7 @@ from lllaunch.results.store import (
     signature,
 )
 from lllaunch.results.sweeps import SweepFiles, SweepView
-from lllaunch.run.directory import ATTEMPT, SAMPLES
-from lllaunch.run.events import RankSample, RunSample, finite
+from lllaunch.run.directory import ATTEMPT, SAMPLES, RankSample, RunSample, finite
 from lllaunch.sweep.objective import Objectives
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.schedule import Durations, expected_left

@@ -31,6 +31,10 @@ from lllaunch.run.directory import (
     RESULT,
     SAMPLES,
     SUBMISSION,
+    RankSample,
+    RunSample,
+    decode_sample,
+    finite,
 )
 from lllaunch.run.result import RunResult, as_result
 from lllaunch.run.submission import (
@@ -51,7 +55,6 @@ from lllaunch.words import PUT_BACK
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from lllaunch.run.events import RankSample, RunSample
     from lllaunch.run.submission import QueueEvent, Submission
     from lllaunch.watchdog.progress import Progress
 
@@ -563,8 +566,6 @@ def sample_of(path: str) -> RunSample | None:
     Of several nodes the newest of each are made one. The files have the time of their file system,
     whatever the clock says here.
     """
-    from lllaunch.run.events import RunSample, decode_sample  # noqa: PLC0415 - most runs have ended
-
     parts = ["", *sorted(name for name in contents_of(path)[0] if name.startswith("node_"))]
     files = {part: os.path.join(path, part, SAMPLES) for part in parts}
     changed = max(changed_ns(file) or 0 for file in files.values())
@@ -598,8 +599,7 @@ def sample_of(path: str) -> RunSample | None:
 
 def progress_of(workers: Iterable[RankSample]) -> Progress | None:
     """Return how far the worker is that is the furthest."""
-    from lllaunch.run.events import finite  # noqa: PLC0415 - as above
-    from lllaunch.watchdog.progress import Progress  # noqa: PLC0415 - as above
+    from lllaunch.watchdog.progress import Progress  # noqa: PLC0415 - most runs have ended
 
     steps = {finite(each.step): each for each in workers}
     furthest = max((step for step in steps if step is not None), default=None)

@@ -30,8 +30,7 @@ from lllaunch.results.history import (
     TimeSpan,
 )
 from lllaunch.results.store import BatchQueue, ListEntry, read_run
-from lllaunch.run.directory import PLAN, RESULT, SAMPLES
-from lllaunch.run.events import RunSample, decode_sample, finite
+from lllaunch.run.directory import PLAN, RESULT, SAMPLES, RunSample, decode_sample, finite
 from lllaunch.run.excerpts import LINES, tail
 from lllaunch.run.result import Failed, Victim, WorkerResult
 from lllaunch.secret_names import redactor_of

@@ -24,6 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from lllaunch.clock import RunClock, now_ns
+from lllaunch.documents import Record, decode_record
 from lllaunch.errors import (
     ConfigError,
     Diagnostic,
@@ -35,7 +36,7 @@ from lllaunch.errors import (
     RendezvousFailed,
 )
 from lllaunch.events import PreloadBroken
-from lllaunch.files import write_atomic
+from lllaunch.files import read_text, write_atomic
 from lllaunch.linux.cgroup import Memory, read_memory, shortage
 from lllaunch.linux.proc import has_gpu_driver
 from lllaunch.locks import PATIENCE
@@ -44,11 +45,11 @@ from lllaunch.run.directory import (
     PLAN,
     RESULT,
     SAMPLES,
+    EventLog,
     RunDirectory,
     forget_result,
     free_space,
 )
-from lllaunch.run.events import EventLog, read_history
 from lllaunch.run.observer import RunObserver
 from lllaunch.secret_names import redactor_for
 from lllaunch.signal_source import (
@@ -76,6 +77,7 @@ from lllaunch.supervisor.machine import (
     PREFLIGHT_RANK,
     AttemptProgress,
     Machine,
+    RestartHistory,
     StartWorkers,
 )
 from lllaunch.supervisor.supervisor import GroupHooks, GroupOptions, Supervisor
@@ -330,6 +332,26 @@ def target_of(spec: LaunchSpec, facts: Mapping[str, str]) -> Target:
     if entrypoint.form == "module":
         return Module(entrypoint.name, argv)
     return Program(entrypoint.name, argv)
+
+
+class _Remembered(Record, frozen=True):
+    history: RestartHistory | None = None
+
+
+def read_history(path: str) -> RestartHistory | None:
+    """Return what became of the attempts of an earlier batch job of the same run.
+
+    None if the file does not say. Restarts count in their own batch job only, so there is nothing
+    in it of when they were.
+    """
+    for line in reversed((read_text(path) or "").split("\n")):
+        if '"history": {' in line:
+            # a line may be torn, or not be ours
+            with contextlib.suppress(ValueError, RecursionError):
+                found = decode_record(line.encode(), _Remembered).history
+                if found is not None:
+                    return replace(found, times_ns=())
+    return None
 
 
 class Attempt(Struct, frozen=True):

@@ -26,6 +26,7 @@ from lllaunch.events import (
     StartFailed,
 )
 from lllaunch.linux.cgroup import UNKNOWN, Memory, read_memory
+from lllaunch.run.directory import SampleLog
 from lllaunch.spawner.evidence import CRASH
 from lllaunch.supervisor import machine
 from lllaunch.supervisor.supervisor import SignalPassedOn
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     from lllaunch.console.console import Console
     from lllaunch.events import Orphan
-    from lllaunch.run.events import EventLog, SampleLog
+    from lllaunch.run.directory import EventLog
     from lllaunch.run.execute import Attempt
     from lllaunch.run.result import CalledExit, DiskFull, Hang, Reached
     from lllaunch.spec import LaunchSpec
@@ -481,13 +482,6 @@ class RunObserver:
         if not self._samples_path:
             return
         if self._samples is None:
-            try:
-                from lllaunch.run.events import SampleLog  # noqa: PLC0415 - a short run has none
-            except (ImportError, OSError) as error:
-                # no descriptor is left: the run needs none of this
-                self.console.warning(f"{self._samples_path}: {error}")
-                self._samples_path = ""
-                return
             self._samples = SampleLog(
                 self._samples_path, lambda error: self.console.warning(str(error))
             )

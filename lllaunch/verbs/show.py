@@ -33,8 +33,7 @@ from lllaunch.results.report import common_overrides
 from lllaunch.results.store import NO_ANSWER, BatchQueue, ListEntry, lock_of, plain, sample_of
 from lllaunch.results.sweeps import SweepView, view_sweep
 from lllaunch.results.view import RunView, blamed, node_state, view_run
-from lllaunch.run.directory import PLAN
-from lllaunch.run.events import plain_sample
+from lllaunch.run.directory import PLAN, plain_sample
 from lllaunch.run.repository import Host
 from lllaunch.run.result import Excerpt, Reached, plain_result
 from lllaunch.run.submission import LOG

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lllaunch.results.history import _HANDLED, NodeHistory, decode
 from lllaunch.results.view import NodeRecords
-from lllaunch.run.events import decode_sample
+from lllaunch.run.directory import decode_sample
 
 START = 1_700_000_000_000_000_000
 

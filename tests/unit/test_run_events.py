@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from lllaunch.events import Exited, OrphansGone
-from lllaunch.run.events import EventLog, encode, read_history
+from lllaunch.run.directory import EventLog, encode
+from lllaunch.run.execute import read_history
 from lllaunch.secret_names import redactor, redactor_for
 from lllaunch.spawner.protocol import Function, Script
 from lllaunch.spec import Entrypoint, LaunchSpec

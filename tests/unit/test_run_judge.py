@@ -22,7 +22,7 @@ from lllaunch.events import (
     StartFailed,
 )
 from lllaunch.linux.cgroup import UNKNOWN, Memory
-from lllaunch.run.events import EventLog
+from lllaunch.run.directory import EventLog
 from lllaunch.run.execute import Attempt
 from lllaunch.run.judge import hang_of, judge_attempt, summarize, was_out_of_memory
 from lllaunch.run.observer import (

@@ -26,7 +26,7 @@ from lllaunch.events import (
     StartFailed,
 )
 from lllaunch.linux.cgroup import UNKNOWN, Memory
-from lllaunch.run.events import EventLog
+from lllaunch.run.directory import EventLog
 from lllaunch.run.execute import Attempt, _header, target_of, worker_environment
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.observer import RunObserver

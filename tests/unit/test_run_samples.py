@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 
 from lllaunch.linux.gpus import GpuUse
 from lllaunch.results.store import sample_of
-from lllaunch.run.events import GpuSample, SampleLog, encode_sample, thinned
+from lllaunch.run.directory import GpuSample, SampleLog, encode_sample, thinned
 from lllaunch.watchdog.progress import Progress
 from lllaunch.watchdog.sampling import Sample, WorkerSample
 
