@@ -182,6 +182,8 @@ _LINE_CHARACTERS = 400
 _FILE_BYTES = 16 << 20
 # What gloo says when another rank sends more than fits.
 _OTHER_SIZE = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match expected size")
+# What a thread of a CUDA kernel says.
+_KERNEL_CHECK = re.compile(r"([\w.]+):\d+: .*: block: .* Assertion (`.+`) failed")
 # So many functions may call each other in a recursion that is folded.
 _LONGEST_CYCLE = 8
 # faulthandler's words
@@ -259,6 +261,13 @@ def read_forward_call(stderr: str, hide: Callable[[str], str] = str) -> Frame | 
     text = "" if excerpt is None else "\n".join(excerpt.lines)
     _, found, after = text.rpartition("Traceback of forward call that caused the error:")
     return users_call(f"{_TITLE}{after.partition(_TITLE)[0]}") if found else None
+
+
+def read_kernel_check(stderr: str, hide: Callable[[str], str] = str) -> str:
+    """Return the check of a CUDA kernel that failed, which each of its threads writes to stderr."""
+    excerpt = tail(stderr, 100 * LINES, hide)
+    found = map(_KERNEL_CHECK.search, () if excerpt is None else excerpt.lines)
+    return next((f"{check[2]} ({check[1]})" for check in found if check), "")
 
 
 def without_dump(lines: Iterable[str]) -> tuple[str, ...]:

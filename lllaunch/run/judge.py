@@ -750,6 +750,18 @@ def _of_exit(status: int, worker: WorkerRecord, record: AttemptRecord) -> Iterat
     yield _CUT_SHORT.search(said), "itself", "likely", text
     text = "The torch that is installed is built without CUDA: it computes on the CPU only."
     yield _NO_CUDA.search(said), "itself", "likely", text
+    text = (
+        "There is no GPU with the number that it asked for; launch.nproc=gpu starts one worker for "
+        "each that is there."
+    )
+    yield "invalid device ordinal" in said, "itself", "certain", text
+    failed = f"A check in a CUDA kernel failed, often of an index: {worker.kernel_check}."
+    text = (
+        f"{failed if worker.kernel_check else 'A CUDA kernel failed.'} Kernels run after their "
+        "calls, so the place may be too late; launch.env.CUDA_LAUNCH_BLOCKING='1' makes it exact."
+    )
+    late = "kernel errors might be asynchronously reported" in said and "of memory" not in said
+    yield late, "itself", "likely", text
     text = f"The gradient that is wrong is of the call at {worker.forward}."
     yield worker.forward, "itself", "certain", text
     if said:

@@ -103,6 +103,7 @@ class WorkerRecord(Struct):
     misfit: tuple[int, int] | None = None
     # the call whose gradient is wrong, where torch's anomaly mode has found one
     forward: Frame | None = None
+    kernel_check: str = ""  # the check of a CUDA kernel that failed
     # where it stood when a fatal signal ended it, innermost first
     crash: tuple[Frame, ...] = ()
     shown: bool = False  # whether its standard error is on the console already
@@ -429,8 +430,11 @@ class RunObserver:
             worker.exit_call = excerpts.read_exit_call(files.error, exited.exitcode, self.hide)
         if files.error and exited.exitcode:
             worker.error = excerpts.read_error(files.error, self.hide)
-            if worker.error is not None and "' returned nan values in" in worker.error.message:
+            said = worker.error.message if worker.error else ""
+            if "' returned nan values in" in said:
                 worker.forward = excerpts.read_forward_call(files.stderr, self.hide)
+            if "device-side assert" in said:
+                worker.kernel_check = excerpts.read_kernel_check(files.stderr, self.hide)
             worker.trace = excerpts.read_collectives(files.directory, worker.rank)
         if exited.exitcode == -signal.SIGABRT and not worker.sent:
             worker.misfit = excerpts.read_misfit(files.stderr, self.hide)

@@ -10,6 +10,7 @@ from lllaunch.events import Exited
 from lllaunch.linux.cgroup import UNKNOWN, Memory, read_memory
 from lllaunch.run.judge import explain
 from lllaunch.run.observer import AttemptRecord, SentSignal, WorkerError, WorkerRecord
+from lllaunch.words import cause_line
 
 GIB = 1 << 30
 KILLED = -signal.SIGKILL
@@ -64,6 +65,31 @@ def test_a_torch_without_cuda_says_so():
         "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'",
     ):
         assert "built without CUDA" in explained(1, said=said).text
+
+
+LATE = "CUDA kernel errors might be asynchronously reported at some other API call"
+
+
+@pytest.mark.parametrize(
+    ("said", "check", "sure", "words"),
+    [
+        (f"CUDA error: invalid device ordinal\n{LATE}", "", "certain", "launch.nproc=gpu starts"),
+        (f"CUDA error: an illegal memory access\n{LATE}", "", "likely", "A CUDA kernel failed."),
+        (
+            f"CUDA error: device-side assert triggered\n{LATE}",
+            "`i < n` (Indexing.cu)",
+            "likely",
+            "often of an index: `i < n` (Indexing.cu). Kernels run after their calls",
+        ),
+    ],
+)
+def test_what_cuda_says_is_explained(said, check, sure, words):
+    worker = WorkerRecord(0, 0, exited=Exited(0, 1, 1, 9), error=WorkerError(said))
+    worker.kernel_check = check
+    found = explain(worker, AttemptRecord(0, 0, "", 1, workers=(worker,)))
+    assert (found.suspect, found.sure) == ("itself", sure)
+    assert words in found.text
+    assert explained(1, said=f"CUDA error: out of memory\n{LATE}") is None
 
 
 def test_oom_kill_in_the_cgroup_is_certain():
@@ -248,3 +274,16 @@ def test_container_that_sees_its_own_cgroup_as_the_root(tmp_path):
     )
     found = read_memory(proc)
     assert (found.cgroup_kills, found.limit) == (1, 7000)
+
+
+def test_of_an_error_of_nccl_its_last_line_is_shown():
+    said = (
+        "DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93, "
+        "invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.28.9\n"
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
+        "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
+    )
+    assert cause_line(said) == (
+        "DistBackendError: NCCL invalid usage: Duplicate GPU detected : rank 0 and rank 1 both on "
+        "CUDA device 60"
+    )

@@ -21,6 +21,7 @@ from lllaunch.run.excerpts import (
     find_return_value,
     read_error,
     read_forward_call,
+    read_kernel_check,
     tail,
 )
 from lllaunch.run.repository import Host
@@ -348,6 +349,17 @@ def test_a_secret_that_is_cut_by_the_beginning_of_the_tail_is_hidden(tmp_path):
 )
 def test_causes_explain_themselves(cause, text):
     assert str(cause) == text
+
+
+def test_the_check_that_failed_in_a_kernel_is_read(tmp_path: Path) -> None:
+    stderr = tmp_path / "stderr.log"
+    at = (
+        "/pytorch/aten/src/ATen/native/cuda/Indexing.cu:1515: indexSelectSmallIndex: block: [0,0,0]"
+    )
+    lines = [f"{at}, thread: [{i},0,0] Assertion `index < size` failed." for i in range(4)]
+    stderr.write_text("\n".join([*lines, "Traceback (most recent call last):"]))
+    assert read_kernel_check(str(stderr)) == "`index < size` (Indexing.cu)"
+    assert not read_kernel_check(str(tmp_path / "none"))
 
 
 def test_of_a_gradient_that_is_nan_the_forward_call_is_read(tmp_path: Path) -> None:
