@@ -96,15 +96,7 @@ def load_json(path: str) -> dict[str, Any] | None:
     return document
 
 
-def read_json(path: str) -> dict[str, Any] | None:
-    """Return the same; None also if the file cannot be read or holds something else."""
-    try:
-        return load_json(path)
-    except (OSError, ValueError):
-        return None
-
-
-def as_object(line: bytes) -> dict[str, Any] | None:
+def as_object(line: bytes | str) -> dict[str, Any] | None:
     """Return the JSON object that a line holds, None if it is torn or holds something else."""
     with contextlib.suppress(ValueError, RecursionError):
         record = _loads(line)
@@ -121,7 +113,7 @@ def last_line(path: str, window: int, read: Callable[[bytes], T | None]) -> T | 
     return next((found for line in reversed(lines[:-1]) if (found := read(line)) is not None), None)
 
 
-def _loads(data: bytes) -> Any:
+def _loads(data: bytes | str) -> Any:
     # NaN and Infinity are not JSON
     return json.loads(data, parse_constant=lambda _: None)
 
@@ -291,7 +283,6 @@ def encode_record(value: Any, redact: Callable[[str], str] = str) -> bytes:
 _LONE = re.compile(
     rb"\\ud[89ab][0-9a-f]{2}(?!\\ud[c-f][0-9a-f]{2})|(?<!\\ud[89ab][0-9a-f]{2})\\ud[c-f][0-9a-f]{2}"
 )
-_WORDED = re.compile(r"^(\w)(.*?)(?: - at `(.*)`)?$", re.DOTALL)
 
 
 @overload
@@ -344,10 +335,7 @@ def _known(kind: Any) -> None:
 
 
 def _worded(message: str) -> str:
-    found = _WORDED.match(message)
-    assert found is not None
-    where = f" at {found[3]}" if found[3] else ""
-    return f"{found[1].lower()}{found[2]}{where}".replace("`", "")
+    return message[:1].lower() + message[1:].replace("`", "").replace(" - at ", " at ")
 
 
 def _read(kind: type, value: Any, root: str = "") -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,27 +20,19 @@ if TYPE_CHECKING:
 
 # What stands alone in apiKey, HF-TOKEN, DB_PASSWD and APIKey2.
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-_SECRET = frozenset(
-    {
-        *("SECRET", "SECRETS", "PASSWORD", "PASSWORDS", "PASSWD", "PASSPHRASE", "PASSPHRASES"),
-        *("CREDENTIAL", "CREDENTIALS", "APIKEY", "APIKEYS"),
-    }
-)
-# A key or token behind one of these lets somebody in.
-_ACCESS = frozenset(
-    {
-        *("API", "ACCESS", "AUTH", "PRIVATE", "REFRESH", "BEARER", "ENCRYPTION", "SIGNING", "SSH"),
-        *("LICENSE", "DEPLOY", "MASTER", "SESSION", "SERVICE"),
-    }
+# Of words in capitals, each between underscores. A key or token behind one of the second line's
+# words lets somebody in.
+_TELLING = re.compile(
+    r"_(?:(?:SECRET|PASSWORD|PASSPHRASE|CREDENTIAL|APIKEY)S?|PASSWD"
+    r"|(?:API|ACCESS|AUTH|PRIVATE|REFRESH|BEARER|ENCRYPTION|SIGNING|SSH|LICENSE|DEPLOY|MASTER"
+    r"|SESSION|SERVICE)_(?:KEY|TOKEN)S?)_"
 )
 # Before a key or token these say that it is an ordinary one.
-_ORDINARY = frozenset(
-    {
-        *("SORT", "PRIMARY", "FOREIGN", "PARTITION", "PUBLIC", "GROUP", "INDEX", "CACHE"),
-        *("PAD", "EOS", "BOS", "UNK", "MASK", "SEP", "CLS", "STOP", "SPECIAL", "MAX", "MIN", "NUM"),
-    }
+_KEY = (
+    r"(?:^_|_(?!(?:SORT|PRIMARY|FOREIGN|PARTITION|PUBLIC|GROUP|INDEX|CACHE|PAD|EOS|BOS|UNK|MASK|SEP"
+    r"|CLS|STOP|SPECIAL|MAX|MIN|NUM)_)[A-Z]+_)(?:KEY|TOKEN)"
 )
-_KEYS = frozenset({"KEY", "TOKEN"})
+_ENDS_IN_KEY, _HAS_KEY = re.compile(f"{_KEY}_$"), re.compile(f"{_KEY}S?_")
 
 
 @functools.lru_cache(maxsize=4096)
@@ -54,33 +45,26 @@ def is_secret_name(name: object) -> bool:
     """
     if not isinstance(name, str):
         return False
-    words = _words(name)
-    pairs = list(itertools.pairwise(["", *words]))
-    return _lets_in(words) or any(
-        word.removesuffix("S") in _KEYS and before not in _ORDINARY
-        for before, word in (pairs if name.isupper() else pairs[-1:])
-        if name.isupper() or word in _KEYS
-    )
+    keys = _HAS_KEY if name.isupper() else _ENDS_IN_KEY
+    return is_telling_name(name) or keys.search(_words(name)) is not None
 
 
 def is_telling_name(name: object) -> bool:
     """Return whether a name can hardly stand for anything but a secret: ``db_password``."""
-    return isinstance(name, str) and _lets_in(_words(name))
+    return isinstance(name, str) and _TELLING.search(_words(name)) is not None
 
 
-def _lets_in(words: list[str]) -> bool:
-    return not _SECRET.isdisjoint(words) or any(
-        before in _ACCESS and word.removesuffix("S") in _KEYS
-        for before, word in itertools.pairwise(words)
-    )
+def _words(name: str) -> str:
+    return "_".join(["", *_WORD.findall(name), ""]).upper()
 
 
-def _words(name: str) -> list[str]:
-    return [word.upper() for word in _WORD.findall(name)]
-
-
-_LONG = 16  # characters
-_HEXADECIMAL = re.compile(r"[0-9a-f]{32,}", re.ASCII)
+# Hexadecimal, or one word of capitals, small letters and digits, and no path: names of users, hosts
+# and runs, and directories are not. An address is one only with a login.
+_RANDOM = re.compile(
+    r"[0-9a-f]{32,}"
+    r"|(?![/~]|\.\.?/)(?=\S*@|(?!\S*://))(?=\S*[A-Z])(?=\S*[a-z])(?=\S*[0-9])\S{16,}",
+    re.ASCII,
+)
 # As OpenAI, Hugging Face, GitHub, GitLab, Slack, AWS, Google, JWT and PEM write them, and what
 # logs in at a URL.
 _TOKEN = re.compile(
@@ -98,7 +82,9 @@ def is_literal_secret(text: str, name: object = "") -> bool:
 
     Under a name that says secret, what is long and looks random is one, too.
     """
-    return _TOKEN.search(text) is not None or (is_secret_name(name) and _looks_secret(text))
+    return _TOKEN.search(text) is not None or (
+        is_secret_name(name) and _RANDOM.fullmatch(text) is not None
+    )
 
 
 def is_secret(value: str, *names: str) -> bool:
@@ -106,26 +92,8 @@ def is_secret(value: str, *names: str) -> bool:
 
     ``names`` are those of the variable and of its key, or texts with such names.
     """
-    return _looks_secret(value) or any(
+    return _RANDOM.fullmatch(value) is not None or any(
         is_secret_name(name) for text in names for name in _NAMES.findall(text)
-    )
-
-
-def _looks_secret(value: str) -> bool:
-    """Return whether a value is long, one word of capitals, small letters and digits, and no path.
-
-    Names of users, hosts and runs, and directories are not.
-    """
-    if _HEXADECIMAL.fullmatch(value):
-        return True
-    return (
-        len(value) >= _LONG
-        and not any(character.isspace() for character in value)
-        and not value.startswith(("/", "~", "./", "../"))
-        and ("://" not in value or "@" in value)
-        and any(character.isupper() for character in value)
-        and any(character.islower() for character in value)
-        and any(character.isdigit() for character in value)
     )
 
 
@@ -191,7 +159,7 @@ def _last(key: str) -> str:
 
 # What a plan says instead of a value.
 _SOURCE = re.compile(r"\$\{oc\.env:(\w+)")
-_SHORTEST = 4  # characters
+_SHORTEST, _LONG = 4, 16  # characters
 
 
 def redactor(secrets: Mapping[str, str], *, certain: bool = False) -> Callable[[str], str]:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from lllaunch.documents import read_json
+from lllaunch.documents import as_object
 from lllaunch.failure import read_error_file
-from lllaunch.files import read_bytes
+from lllaunch.files import read_bytes, read_text
 from lllaunch.run.observer import WorkerError
 from lllaunch.run.result import CalledExit, Excerpt, ReturnValue, RootCause
 from lllaunch.spawner.evidence import CRASH, EXIT_FILE, INLINE_LIMIT, TRACE_FILE
@@ -362,7 +362,8 @@ def find_return_value(directory: str) -> ReturnValue | None:
             text = data.decode()
     with contextlib.suppress(OSError):
         size = os.stat(path).st_size
-        told = (read_json(os.path.join(directory, RETURN_META)) or {}).get("type")
+        meta = as_object(read_text(os.path.join(directory, RETURN_META)) or "")
+        told = (meta or {}).get("type")
         return ReturnValue(path, size, told if isinstance(told, str) else "unknown", text)
     with contextlib.suppress(OSError):
         return ReturnValue(json_path, os.stat(json_path).st_size, "json", text)
