@@ -20,6 +20,7 @@ MOST_BYTES = 256 * 1024 * 1024
 """Of a longer file nothing is read."""
 _LOCK_TRIES = 100
 _LOCK_PAUSE = 0.01  # between two of these, seconds
+_APPEND = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def have_room() -> None:
@@ -178,22 +179,10 @@ class LineFile:
     """
 
     def __init__(self, path: str, on_error: Callable[[OutputError], object]) -> None:
-        self.path = path
-        self._on_error = on_error
-        self._reported = False
-        self._torn = False  # the file ends in the middle of a line
-        self._closed = False
+        self.path, self._on_error = path, on_error
+        self._reported = self._closed = False
         self._fd = -1
-        try:
-            self._open()
-        except OSError as error:
-            self._failed(error)
-
-    def _open(self) -> None:
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        self._fd = os.open(self.path, flags, 0o666)
-        size = self.size
-        self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+        self.append(b"")
 
     @property
     def size(self) -> int:
@@ -207,26 +196,19 @@ class LineFile:
     def append(self, line: bytes, *, sync: bool = False) -> None:
         """Append a line, newline included; never raises for the disk's sake.
 
-        ``sync``: whether it is on the disk when this returns.
+        What ends in the middle of a line ends it first. ``sync``: whether it is on the disk when
+        this returns.
         """
         if self._closed:
             return
         try:
             if self._fd < 0:
-                self._open()
-            if self._torn:
-                write_all(self._fd, b"\n")
-                self._torn = False
-            written = 0
-            try:
-                written = os.write(self._fd, line)
-                if written < len(line):
-                    write_all(self._fd, line[written:])
-                if sync:
-                    os.fsync(self._fd)
-            except OSError:
-                self._torn = written > 0
-                raise
+                self._fd = os.open(self.path, _APPEND, 0o666)
+            size = self.size
+            torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
+            write_all(self._fd, b"\n" + line if torn else line)
+            if sync:
+                os.fsync(self._fd)
         except OSError as error:
             self._failed(error)
 
@@ -250,8 +232,9 @@ class LineFile:
             return
         try:
             replace_file(self.path, change(read_bytes(self.path)))
-            self._let_go()
-            self._open()
+            os.close(self._fd)
+            self._fd = -1
+            self.append(b"")
         except (OSError, ValueError) as error:
             self._failed(error)
 
@@ -263,9 +246,6 @@ class LineFile:
     def close(self) -> None:
         """Close the file; idempotent."""
         self._closed = True
-        self._let_go()
-
-    def _let_go(self) -> None:
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._fd)
