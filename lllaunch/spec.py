@@ -423,11 +423,7 @@ WORKER_NAMES = (
     *("hostname", "restart_count", "attempt", "run_id", "master_addr", "master_port"),
 )
 
-_KNOWN = "|".join(WORKER_NAMES)
-_WORKER = re.compile(rf"\$\{{worker:({_KNOWN})\}}")
-_WORKER_OR_BARE = re.compile(rf"\$\{{(?:worker:)?({_KNOWN})\}}")
-_BARE = re.compile(rf"\$\{{({_KNOWN})\}}")
-_ANY_WORKER = re.compile(r"\$\{worker:([^{}]*)\}")
+_NAME = re.compile(r"\$\{(worker:)?([^{}]*)\}")
 
 
 def substitute(value: T, facts: Mapping[str, str], *, bare: bool = True) -> T:
@@ -436,12 +432,11 @@ def substitute(value: T, facts: Mapping[str, str], *, bare: bool = True) -> T:
     A name without a fact stays as it is written. ``bare``: torch's ``${rank}`` counts too. Values
     from a config should say False: there ``${hostname}`` in a shell command is the shell's.
     """
-    pattern = _WORKER_OR_BARE if bare else _WORKER
 
-    def changed(text: str) -> str:
-        return pattern.sub(lambda match: facts.get(match[1], match[0]), text)
+    def fact(match: re.Match[str]) -> str:
+        return facts.get(match[2], match[0]) if match[1] or bare else match[0]
 
-    return cast("T", _mapped(value, changed))
+    return cast("T", _mapped(value, lambda text: _NAME.sub(fact, text)))
 
 
 def names_in(value: object, *, bare: bool = True) -> set[str]:
@@ -449,7 +444,9 @@ def names_in(value: object, *, bare: bool = True) -> set[str]:
     found: set[str] = set()
 
     def noted(text: str) -> str:
-        found.update(_ANY_WORKER.findall(text), _BARE.findall(text) if bare else ())
+        for worker, name in _NAME.findall(text):
+            if worker or (bare and name in WORKER_NAMES):
+                found.add(name)
         return text
 
     _mapped(value, noted)
