@@ -414,8 +414,7 @@ def rank_key(ranks: range) -> int | str:
 
 
 # What is known only per worker. The text form is chosen so that it survives OmegaConf: the resolver
-# named ``worker`` returns its own text. torch's templates (``${rank}``, written ``\${rank}`` in
-# YAML) are understood as well.
+# named ``worker`` returns its own text.
 
 WORKER_NAMES = (
     *("role_name", "rank", "local_rank", "world_size", "local_world_size"),
@@ -423,30 +422,27 @@ WORKER_NAMES = (
     *("hostname", "restart_count", "attempt", "run_id", "master_addr", "master_port"),
 )
 
-_NAME = re.compile(r"\$\{(worker:)?([^{}]*)\}")
+_WORKER = re.compile(r"\$\{worker:([^{}]*)\}")
 
 
-def substitute(value: T, facts: Mapping[str, str], *, bare: bool = True) -> T:
+def substitute(value: T, facts: Mapping[str, str]) -> T:
     """Put one worker's facts into the texts of a value (not into keys of dicts).
 
-    A name without a fact stays as it is written. ``bare``: torch's ``${rank}`` counts too. Values
-    from a config should say False: there ``${hostname}`` in a shell command is the shell's.
+    A name without a fact stays as it is written, as ``${hostname}`` does, which may be a shell's.
     """
 
-    def fact(match: re.Match[str]) -> str:
-        return facts.get(match[2], match[0]) if match[1] or bare else match[0]
+    def changed(text: str) -> str:
+        return _WORKER.sub(lambda match: facts.get(match[1], match[0]), text)
 
-    return cast("T", _mapped(value, lambda text: _NAME.sub(fact, text)))
+    return cast("T", _mapped(value, changed))
 
 
-def names_in(value: object, *, bare: bool = True) -> set[str]:
-    """Return the names that a value asks for, misspelt ones included; ``bare`` as above."""
+def names_in(value: object) -> set[str]:
+    """Return the names that a value asks for, misspelt ones included."""
     found: set[str] = set()
 
     def noted(text: str) -> str:
-        for worker, name in _NAME.findall(text):
-            if worker or (bare and name in WORKER_NAMES):
-                found.add(name)
+        found.update(_WORKER.findall(text))
         return text
 
     _mapped(value, noted)

@@ -356,7 +356,7 @@ class _Reviewed(Findings):
 def _read(items: dict[str, Tree], key: str, findings: Findings) -> ClusterNode:
     items = {name: item for name, item in items.items() if not _is_null(item)}
     for path, leaf in leaf_items(items):
-        if names_in(reveal(leaf), bare=False):
+        if names_in(reveal(leaf)):
             message = "asks for a worker's fact, and no worker is there yet"
             findings.add(written_key((KEY, *path)), leaf, Unfit(message=message, code=KEY))
             items[path[0]] = BROKEN

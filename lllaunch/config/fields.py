@@ -371,7 +371,7 @@ class Settings:
     def _check_worker_names(self, name: str) -> None:
         tree, key = self._tree[name], self.key_of(name)
         for path, leaf in leaf_items(tree):
-            where, names = written_key((key, *path)), names_in(reveal(leaf), bare=False)
+            where, names = written_key((key, *path)), names_in(reveal(leaf))
             if name in PER_WORKER:
                 for each in sorted(names - {*WORKER_NAMES}):
                     self.findings.add(where, leaf, no_such_name(each))

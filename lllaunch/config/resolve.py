@@ -341,7 +341,7 @@ def _place(
     return SearchPlace(
         runtime_cwd=around.runtime_cwd,
         sys_path=import_path(cwd, around.runtime_cwd, around.sys_path, env.get("PYTHONPATH", "")),
-        search_paths=tuple(path for path in sorted(paths) if not names_in(path, bare=False)),
+        search_paths=tuple(path for path in sorted(paths) if not names_in(path)),
     )
 
 

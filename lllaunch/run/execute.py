@@ -315,9 +315,9 @@ def target_of(spec: LaunchSpec, facts: Mapping[str, str]) -> Target:
         NotPicklable: an argument of a function cannot be sent to the worker.
     """
     entrypoint = spec.entrypoint
-    args = substitute(spec.args, facts, bare=False)
+    args = substitute(spec.args, facts)
     if entrypoint.form == "function":
-        kwargs = dict(substitute(spec.kwargs, facts, bare=False))
+        kwargs = dict(substitute(spec.kwargs, facts))
         try:
             call = pickle.dumps((args, kwargs), pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # pickle raises whatever the object's own methods raise
@@ -562,7 +562,7 @@ class RunGroup:
         prefixes = None
         if spec.log_line_prefix is not None:
             prefixes = {
-                rank: substitute(spec.log_line_prefix, known, bare=False)
+                rank: substitute(spec.log_line_prefix, known)
                 for rank, known in attempt.facts.items()
             }
         how = Shown(
@@ -679,7 +679,7 @@ def _header(
         for name in ("rank", "local_rank", "role_rank")
     }
     if spec.log_line_prefix is not None:
-        return substitute(spec.log_line_prefix, {**facts[ranks[0]], **numbers}, bare=False)
+        return substitute(spec.log_line_prefix, {**facts[ranks[0]], **numbers})
     if not several:
         return ""
     return f"[{spec.role}{' ' if len(ranks) > 1 else ''}{numbers['local_rank']}]:"
@@ -767,7 +767,7 @@ def worker_environment(spec: LaunchSpec, rank: int) -> dict[str, str]:
 
 
 def _variables(spec: LaunchSpec, place: WorkerContext) -> dict[str, str]:
-    own = substitute(spec.env_of(place.local_rank), place.macro_values(), bare=False)
+    own = substitute(spec.env_of(place.local_rank), place.macro_values())
     env = contract(place, os.environ) | dict(own)
     # where a host's own name leads to 127.0.1.1, gloo would take that for its address
     interface = None if spec.nodes is None else spec.nodes.interface
