@@ -41,12 +41,6 @@ def test_a_command_comes_back_from_its_words(command: ConfigRequest) -> None:
     assert ConfigRequest.parse(command.words) == command
 
 
-def test_flags_may_stand_anywhere() -> None:
-    words = ["+exp=a", "-cn", "mine", "-m", "--config-dir=there", "x=1", "--config-path", "path"]
-    found = ConfigRequest.parse(words)
-    assert found == ConfigRequest(("+exp=a", "x=1"), True, "mine", "path", "there")
-
-
 # ---------------------------------------------------------------- composing
 
 

@@ -36,16 +36,6 @@ def test_launch_is_there_under_any_primary_config_and_none(tmp_path: Path) -> No
     assert cfg.hydra.runtime.choices["hydra/launcher"] == "lllaunch"
 
 
-def test_installing_twice_names_the_schema_once(store: ConfigStore) -> None:
-    install()
-    defaults = store.load("hydra/config.yaml").node.defaults
-    assert [entry for entry in defaults if "lllaunch" in str(entry)] == [
-        {"launcher": "lllaunch"},
-        {"sweeper": "lllaunch"},
-        "/_lllaunch_schema@_global_",
-    ]
-
-
 def test_what_others_added_to_hydras_root_stays(store: ConfigStore, tmp_path: Path) -> None:
     root = store.load("hydra/config.yaml")
     store.store(name="_others", node={"others": 1})

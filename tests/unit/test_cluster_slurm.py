@@ -340,21 +340,6 @@ def test_what_gives_no_answer_is_left(
         slurm.queued()
 
 
-@pytest.mark.slow
-def test_of_a_full_controller_sbatch_says_so_and_waits(
-    tool: Tool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # long enough for the first word of a shell on a busy machine
-    monkeypatch.setattr(slurm, "TIMEOUT", 3.0)
-    told = "sbatch: error: Slurm job queue full, sleeping and retrying."
-    tool("sbatch", f"echo '{told}' >&2; exec sleep 60")
-    with pytest.raises(SubmitFailed) as caught:
-        slurm.submit("text", str(tmp_path / "job.sh"))
-    # whether its last try came through nobody knows
-    assert (caught.value.said, caught.value.unsure) == (told, True)
-    assert is_full(told)
-
-
 def test_one_job_that_is_over_excuses_no_other(tool: Tool) -> None:
     over = "scancel: error: Kill job error on job id 1: Job/step already completing or completed"
     denied = "scancel: error: Kill job error on job id 2: Access/permission denied"

@@ -308,13 +308,6 @@ def test_in_the_job_the_same_plan_is_counted_there() -> None:
     assert plan_hash(job) == plan_hash(spec)
 
 
-def test_an_interface_of_all_nodes_stays_in_the_plan() -> None:
-    rdzv = {"interface": "ib0"}
-    spec = spec_of({"backend": "slurm"}, {"nnodes": 2, "rdzv": rdzv})
-    assert essential(portable_plan(spec))["launch"]["rdzv"]["interface"] == "ib0"
-    assert "interface" not in portable_plan(spec_of(None, {"rdzv": rdzv}))["launch"]["rdzv"]
-
-
 def test_a_plan_says_what_differs_from_the_defaults() -> None:
     plan = portable_plan(spec_of({"backend": "slurm", "detach": True, "max_num_timeout": 3}))
     assert list(plan) == ["launch", "cluster"]

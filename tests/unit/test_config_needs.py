@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from support.nvml import FakeNvml
 
 from lllaunch.config.plan import plan_node
 from lllaunch.config.schema import schema_node
@@ -80,19 +79,6 @@ def test_what_a_job_of_three_workers_needs(
 ) -> None:
     assert need_of(3, Resources(gpus, cpus), True, 8) == with_gpus
     assert need_of(3, (gpus, cpus), False, 8) == without
-
-
-@pytest.mark.parametrize(
-    ("environ", "nproc"),
-    [
-        ({"LLLAUNCH_PRETEND_GPUS": "a,b,c", "CUDA_VISIBLE_DEVICES": "c,a"}, 2),
-        ({"LLLAUNCH_PRETEND_GPUS": "a,b,c", "CUDA_VISIBLE_DEVICES": "b,x,a"}, 1),
-        ({"CUDA_VISIBLE_DEVICES": "0"}, 1),
-        ({}, 2),
-    ],
-)
-def test_a_worker_for_each_pretended_gpu(environ: dict[str, str], nproc: int) -> None:
-    assert spec_of({"nproc": "gpu"}, environ=environ, nvml=FakeNvml(None, None)).nproc == nproc
 
 
 def test_a_job_of_more_workers_than_cores_has_them_all() -> None:

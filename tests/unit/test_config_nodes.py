@@ -19,7 +19,6 @@ from lllaunch.config.plan import (
     portable_plan,
 )
 from lllaunch.config.resolve import nodes_ahead
-from lllaunch.config.schema import schema_node
 from lllaunch.errors import ConfigError
 from lllaunch.spec import LaunchSpec, Nodes, Std
 from tests.unit import launch_nodes
@@ -98,13 +97,6 @@ def complaints(*args: Any, **more: Any) -> list[str]:
 def test_one_node_is_none(launch: Any) -> None:
     spec = spec_of(launch)
     assert (spec.nodes, spec.detected, spec.run_id) == (None, (), "day-time")
-
-
-def test_by_hand() -> None:
-    launch = {"nnodes": 2, "node_rank": 0, "rdzv": {"endpoint": "host0:29500"}}
-    assert spec_of(launch).nodes == Nodes(2, 2, 0, "c10d", "host0", 29500, "", {}, None, 60, 600)
-    composed = {**schema_node(), "entrypoint": "env", **launch}
-    assert spec_of(composed).nodes == spec_of(launch).nodes
 
 
 def test_all_of_it() -> None:
@@ -256,20 +248,6 @@ def test_where_nothing_is_to_run_nothing_is_looked_up() -> None:
     # what is written is read all the same
     assert spec_of({"nnodes": 2, "rdzv": {"endpoint": "h"}}, here=False).nodes is not None
     assert complaints({"nnodes": 2}, here=False)[0].startswith("launch.rdzv.endpoint: expected")
-
-
-def test_what_the_environment_says_is_held_against_the_rules() -> None:
-    static = {"nnodes": "auto", "rdzv": {"backend": "static"}}
-    (line,) = complaints(static, {**ELASTIC, "PET_RDZV_BACKEND": "", "PET_NODE_RANK": "0"})
-    assert line.startswith("launch.nnodes: expected one number, as launch.rdzv.backend is static")
-    (line,) = complaints({"nnodes": "auto", "node_rank": 5}, SLURM)
-    assert line.startswith("launch.node_rank: expected a number from 0 to 1, as launch.nnodes is 2")
-
-
-def test_variables_for_several_nodes_mean_nothing_without_auto() -> None:
-    assert spec_of({}, {**SLURM, "SLURM_NODEID": "9"}).nodes is None
-    nodes = nodes_of({"nnodes": 3, "rdzv": {"endpoint": "h"}}, TRAINJOB)
-    assert (nodes.max_nodes, nodes.node_rank, nodes.host) == (3, None, "h")
 
 
 # In plans

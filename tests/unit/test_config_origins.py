@@ -193,15 +193,6 @@ def test_what_overrides_do(here: Path) -> None:
     assert places(one, "e") == ["override +e={}"]
 
 
-def test_a_whole_node_that_is_replaced_takes_its_keys_along(here: Path) -> None:
-    write(here, main="l: [1, 2, 3]\n")
-    one = found(here, "main", "launch.watchdog=strict", "l=[7]")
-    assert places(one, "launch.watchdog") == [SCHEMA, "override launch.watchdog=strict"]
-    assert one.of("launch.watchdog.preset") is None
-    assert places(one, "l") == ["file conf/main.yaml:1", "override l=[7]"]
-    assert one.of("l[1]") is None
-
-
 def test_below_what_is_merged_into_a_reference_only_that_is_known(here: Path) -> None:
     write(here, main="defaults: [b, _self_]\na: {x: 2}\n", b="a: ${b}\nb: {x: 1, y: {z: 1}}\n")
     one = found(here, "main")
@@ -211,35 +202,11 @@ def test_below_what_is_merged_into_a_reference_only_that_is_known(here: Path) ->
     assert places(one, "b.x") == ["file conf/b.yaml:2"]
 
 
-def test_an_override_below_a_reference_replaces_the_reference(here: Path) -> None:
-    write(here, main="a: ${b}\nb: {x: 1, y: 1}\n")
-    one = found(here, "main", "++a.x=2")
-    assert places(one, "a") == ["file conf/main.yaml:1", "override ++a.x=2"]
-    assert places(one, "a.x") == ["override ++a.x=2"]
-    assert one.of("a.y") is None
-    assert found(here, "main", "~a.x").of("b.x") is None
-
-
 def test_the_origin_below_a_reference_is_that_of_the_reference(here: Path) -> None:
     write(here, main="a: ${b}\nb:\n  x: ${.y}\n  y: ${c} and ${oc.select:d,0}\nc: 1\nd: ${a}\n")
     one = found(here, "main")
     assert places(one, "a.x") == ["file conf/main.yaml:1"]
     assert [link.key for link in one.chain("a.x")] == ["a", "b.x", "b.y", "c", "d"]
-
-
-def test_escaped_references_and_resolvers_refer_to_nothing(here: Path) -> None:
-    write(here, main="a: \\${b}\nb: ${oc.env:HOME}\nc: ${worker:rank}\nd: \\\\${b}\ne: ${e}\n")
-    one = found(here, "main")
-    chains = {key: [link.key for link in one.chain(key)] for key in "abcde"}
-    assert chains == {"a": ["a"], "b": ["b"], "c": ["c"], "d": ["d", "b"], "e": ["e"]}
-
-
-def test_under_multirun_what_is_swept_keeps_its_other_origin(here: Path) -> None:
-    write(here, main="defaults: [_self_, {db: '???'}]\nx: 1\n", db__one="h: 1\n")
-    one = found(here, "main", "x=1,2", "db=one", run_mode=RunMode.MULTIRUN)
-    assert places(one, "x") == ["file conf/main.yaml:2"]
-    assert places(found(here, "main", "x=2", "db=one"), "x")[-1] == "override x=2"
-    assert found(here, "main", "x=1,2", run_mode=RunMode.MULTIRUN).of("db") is None
 
 
 def test_hydras_own_values(here: Path) -> None:
@@ -286,12 +253,6 @@ def test_configs_in_packages_and_elsewhere(here: Path, tmp_path: Path) -> None:
     outside.mkdir()
     write(outside, main="x: 1\n")
     assert places(found(outside, "main"), "x") == [f"file {outside}/main.yaml:1"]
-
-
-def test_a_searchpath_of_the_primary_config_is_searched(here: Path, tmp_path: Path) -> None:
-    write(here, main=f"hydra: {{searchpath: ['file://{tmp_path}/more']}}\ndefaults: [g: x]\n")
-    write(tmp_path / "more", g__x="y: 1\n")
-    assert places(found(here, "main"), "g.y") == ["file more/g/x.yaml:1"]
 
 
 # ---- what it must not do
@@ -349,11 +310,6 @@ def test_lines_of_anchors_and_merge_keys() -> None:
     assert [lines.below("two").below(key).line for key in "abc"] == [8, 3, 8]
     assert lines.below("two").below("c").below(1).line == 4
     assert [lines.below(key).line for key in (2, "on", True, "no")] == [9, 10, 11, None]
-
-
-def test_what_is_no_yaml_has_no_lines() -> None:
-    for text in ("", "a: [", "a: 1\n---\nb: 2\n", "\x00", f"a: {'[' * 5000}", "? 0x" + "f" * 5000):
-        assert lines_of(text).below("a").line is None
 
 
 # ---- all that Hydra may compose

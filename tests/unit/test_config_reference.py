@@ -40,33 +40,6 @@ def test_the_page_is_up_to_date() -> None:
     assert GENERATOR["page_of_sweeps"]() == OF_SWEEPS
 
 
-def named(word: str) -> list[str]:
-    """Lines with a word, but those of the code that acts on it and of the record."""
-    users = ("supervisor", "run", "results", "console", "pages", "watchdog", "spec.py")
-    used = tuple(f"lllaunch/{each}" for each in users)
-    lines = [
-        f"{path.relative_to(ROOT)}: {line.strip()}"
-        for path in sorted((ROOT / "lllaunch").rglob("*.py"))
-        for line in path.read_text(encoding="utf-8").splitlines()
-        if re.search(rf"\b{word}\b", line)
-    ]
-    return [line for line in lines if not line.startswith(used)]
-
-
-def test_a_setting_stands_in_one_place() -> None:
-    """Whoever adds one like ``leftovers`` touches that line, and the code that uses it."""
-    assert named("leftovers") == [
-        'lllaunch/launch_settings.py: leftovers = LaunchSetting("Duration", "0.5s", neutral=True)'
-    ]
-
-
-def test_a_key_of_a_mapping_is_a_row_of_its_table() -> None:
-    """Beside it there is what plans mean without it."""
-    row, default = named("gpu_wait")
-    assert row == 'lllaunch/config/kinds.py: "gpu_wait": _TIME,'
-    assert default == 'lllaunch/launch_settings.py: "gpu_wait": "1m",'
-
-
 def test_every_setting_and_every_fact_is_described() -> None:
     for key in KEYS:
         assert f"\n## {key}\n\nDefault: " in PAGE

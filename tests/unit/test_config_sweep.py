@@ -83,16 +83,6 @@ def test_limits(limit: Any, read: Any) -> None:
     assert settings.gpus == settings.cpus == read
 
 
-def test_values_may_refer_to_the_config_and_to_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("JOBS", "3")
-    launcher = {"max_parallel": "${oc.env:JOBS}", "retries": {"oom": "${n}"}}
-    cfg = OmegaConf.create({"n": 2, "hydra": {"launcher": launcher}})
-    policy = sweep_settings(cfg).policy
-    assert (policy.max_parallel, policy.retries.oom) == (3, 2)
-
-
 MISTAKES = """
 max_paralel: 2
     max_paralel: unknown setting; did you mean 'max_parallel'? [unknown-key]
@@ -127,13 +117,6 @@ direction: maximise
 @pytest.mark.parametrize(("node", "told"), mistakes(MISTAKES))
 def test_one_mistake_is_one_line(node: dict[str, Any], told: str) -> None:
     assert complaints(OmegaConf.create(node)) == [f"hydra.launcher.{told}"]
-
-
-def test_all_that_is_wrong_is_told_together_in_the_order_of_the_settings() -> None:
-    node = {"resume": 3, "foo": 1, "retries": {"oom": "x"}, "gpus": [{}], "max_parallel": "x"}
-    keys = [line.partition(": ")[0] for line in complaints(node)]
-    expected = ["max_parallel", "gpus[0]", "retries.oom", "resume", "foo"]
-    assert keys == [f"hydra.launcher.{key}" for key in expected]
 
 
 # As Hydra composes it
