@@ -16,7 +16,6 @@ from lllaunch.console.console import (
     status_rows,
 )
 from lllaunch.watchdog.progress import Progress
-from lllaunch.words import StyledText
 from lllaunch.workers.terminal import cells
 
 GiB = 1024**3
@@ -65,17 +64,6 @@ def test_before_the_first_attempt_there_is_none_in_the_line() -> None:
 )
 def test_what_matters_least_goes_first(columns: int, text: str) -> None:
     assert text_of(known(), 1600.0, columns) == text
-
-
-def test_findings_and_later_attempts_stay_longest() -> None:
-    run = known()
-    run.attempt, run.findings = 2, ["stall", "spin"]
-    assert text_of(run, 1600.0, 60) == (
-        "10 min, step 1200/5000, about 42 min left, 2 findings (spin)"
-    )
-    assert fitted([Part("a", 1), Part("2 findings", 10, "bad")], 12) == [
-        StyledText("2 findings", "bad")
-    ]
 
 
 def test_what_goes_on_beside_the_workers_is_said_with_its_end() -> None:

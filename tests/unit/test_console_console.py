@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -130,26 +128,6 @@ def test_a_report_has_the_colours_that_the_config_the_environment_and_the_stream
         assert text == "lllaunch: FAILED after 0 ms (exit code 3)\n"
 
 
-def test_closed_pipe_is_forgotten():
-    read, write = os.pipe()
-    os.close(read)
-    stream = os.fdopen(write, "w")
-    console = Console(stream, cwd="/")
-    console.warning("x")
-    console.finished(FAILED)
-    stream.close()  # nothing is left in Python's buffer that would fail here
-
-
-def test_missing_stderr_is_forgotten(monkeypatch):
-    monkeypatch.setattr("sys.stderr", None)
-    Console(cwd="/").warning("x")
-
-
-def test_standard_error_of_the_moment_is_used(capsys):
-    Console(cwd="/").warning("x")
-    assert capsys.readouterr().err == "lllaunch: warning: x\n"
-
-
 def test_ascii_stream_gets_escapes():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
@@ -168,18 +146,6 @@ def test_secrets_are_hidden():
     )
 
 
-def test_a_working_directory_that_is_gone_keeps_nobody_from_speaking(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    stream = io.StringIO()
-    Console(stream).started(0, 1, "train.py", str(tmp_path))
-    assert stream.getvalue().endswith(f"logs in {tmp_path}\n")
-
-
 def test_a_quiet_console_says_what_goes_wrong_and_nothing_else() -> None:
     def speak(console: Console) -> None:
         console.obey(ConsolePolicy(quiet=True))
@@ -191,11 +157,3 @@ def test_a_quiet_console_says_what_goes_wrong_and_nothing_else() -> None:
     restarting, report, *_ = said(speak).splitlines()
     assert restarting == "lllaunch: attempt 0: rank 1 exited with status 1; restarting (1 of 3)"
     assert report.startswith("lllaunch: FAILED")
-
-
-def test_what_a_worker_wrote_cannot_turn_the_direction_of_the_report() -> None:
-    text = "rank 0 raised ValueError: a\u202eb\u2066c\x1b[2J"
-    outcome = replace(FAILED, state="error", error=f"{text}\n{text}")
-    shown = said(lambda console: console.finished(outcome))
-    assert "a\\u202eb\\u2066c\\x1b[2J" in shown
-    assert shown.replace("\n", "").isprintable()

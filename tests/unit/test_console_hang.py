@@ -22,7 +22,7 @@ from lllaunch.run.observer import (
 )
 from lllaunch.run.result import Hang, RootCause
 from lllaunch.supervisor.machine import GroupStacks
-from lllaunch.watchdog.evidence import NOBODY, Blame, Call, Disagreement, Frame, Party, RankStack
+from lllaunch.watchdog.evidence import NOBODY, Blame, Frame, RankStack
 from lllaunch.watchdog.findings import (
     Finding,
     HeartbeatLost,
@@ -154,23 +154,6 @@ def test_one_of_four_stalled():
     )
 
 
-def never_came(*came: int) -> Disagreement:
-    made = Call(4, "all_reduce", ((8,),), ("float32",), T0)
-    absent = Party((1,), made, places=(f"{HOME}/train.py:40",))
-    waiting = Party(came, made, places=(f"{HOME}/train.py:41",))
-    return Disagreement("absent", (absent, waiting), (1,))
-
-
-def test_where_ranks_wait_is_not_said_again_beside_the_tree():
-    text = "\n".join(lines_of(hung(STALL, FOUR, replace(ONE, collectives=never_came(0, 2, 3)))))
-    assert "Rank 1 never came to all_reduce #4" in text
-    assert "waited for it" not in text
-    assert "[0,2-3] sync (train.py:41) → all_reduce" in text
-    # of some it is not said
-    partly = replace(ONE, collectives=never_came(0, 3))
-    assert "Ranks 0, 2-3 waited for it in" in "\n".join(lines_of(hung(STALL, FOUR, partly)))
-
-
 def test_ranks_of_another_node_have_their_own_numbers_in_the_tree():
     workers = tuple(replace(worker(local), rank=2 + local) for local in (0, 1))
     record = hung(STALL, (stack(0), stack(1, SLEEPS)), Blame((1,), (0,)), *workers)
@@ -213,28 +196,6 @@ def test_all_in_the_same_place():
         "      train.py:77 in main",
         "    All stacks: run/attempt_0/*/stacks.txt",
     ]
-
-
-def test_at_most_a_dozen_places_are_listed():
-    places = [
-        (Frame(f"{HOME}/train.py", line, "work"), Frame(f"{HOME}/train.py", 99, "main"))
-        for line in range(1, 21)
-    ]
-    stacks = [stack(rank, frames) for rank, frames in enumerate(places)]
-    other = (Frame(f"{HOME}/train.py", 7, "save"), Frame(f"{HOME}/train.py", 98, "main"))
-    found = lines_of(hung(STALL, [*stacks, stack(20, other)], Blame()))
-    assert "(20 more calls in run/attempt_0/stacks.txt)" in found[2]
-    # who is elsewhere stays
-    assert found[3:5] == [
-        "      [0-19] main (train.py:99) → 20 places",
-        "      [20] main (train.py:98) → save (train.py:7)",
-    ]
-
-
-def test_of_two_workers_the_places_are_enough():
-    called = "in all_reduce (torch/distributed/distributed_c10d.py:2806), called at train.py:41"
-    found = lines_of(hung(STALL, FOUR[:2], Blame()))
-    assert found[3:5] == [f"      rank 0  {called}", "      rank 1  in sync (train.py:40)"]
 
 
 def test_one_in_uninterruptible_sleep_that_does_not_end():
@@ -332,21 +293,6 @@ def test_one_that_failed_and_then_hung():
 """
     assert text in found
     assert "rank 0  ended by the launcher (SIGTERM) after the root cause" in found
-
-
-def test_run_s_time_was_over_between_two_attempts():
-    failed = replace(hung(STALL, (), None, worker(0, 1, sent=())), hang=None)
-    found = shown(failed, reason="timeout", limit=TimedOut(3600.0, "run"))
-    assert "lllaunch: FAILED after 10 min 12 s (exit code 4)\n" in found
-    assert "  Root cause: rank 0 (attempt 0) exited with status 1\n" in found
-    assert (
-        "\n  The run's time limit (1 h) was over before the next attempt.\n  Logs: run/attempt_0\n"
-    ) in found
-
-
-def test_without_stacks_the_finding_is_all():
-    (found,) = lines_of(hung(STALL))
-    assert found.startswith("all workers (attempt 0) stalled: ")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.timelines import EVENTS, START, json_lines, node_records, sample
 
-from lllaunch.console.lanes import DRAWN, log_rows, peak_rows, progress_of_ranks, timeline_rows
+from lllaunch.console.lanes import log_rows, peak_rows, progress_of_ranks, timeline_rows
 from lllaunch.console.table import Row
 from lllaunch.results.history import AttemptTimeline, Lane
 from lllaunch.results.view import Mark, RunTimeline, TimeSpan, timeline_of
@@ -59,14 +59,6 @@ def test_each_column_is_what_was_then_and_ranks_that_look_alike_share_a_line() -
         "             - grace period",
         "             X root cause",
     ]
-
-
-def test_what_is_drawn_is_the_same_in_other_characters() -> None:
-    plain, other = drawn(run_of(*HUNG)), drawn(run_of(*HUNG), ascii_only=False)
-    assert all(line.isascii() for line in plain)
-    assert not all(line.isascii() for line in other)
-    assert set("".join(other)) - set("".join(plain)) <= set(DRAWN)
-    assert [len(line) for line in plain] == [cells(line) for line in other]
 
 
 def test_of_very_many_ranks_those_that_failed_are_not_left_out() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from lllaunch.console.live_table import (
     columns_of,
@@ -95,14 +94,6 @@ def test_nothing_is_wider_or_longer_than_the_terminal(columns: int, lines: int) 
         assert max(map(cells, rows)) < max(columns, 2)
 
 
-def test_what_matters_most_stays_in_a_narrow_terminal() -> None:
-    titles, busy, failed, _ = shown(ALL, 60, 20)[1:]
-    assert titles.split()[:2] == ["path", "state"]
-    assert "12-00-00" in busy
-    assert "1200/5000" in busy
-    assert "rank 1: r..." in failed
-
-
 def test_rows_that_have_no_room_are_counted() -> None:
     jobs = [ListEntry("job", "", "running", number=0)]
     jobs += [ListEntry("job", "", "succeeded", number=number) for number in range(1, 40)]
@@ -176,20 +167,6 @@ def test_sorted_by_a_column_what_has_nothing_there_is_last(values: tuple[Any, ..
 )
 def test_a_filter_wants_all_of_its_words(wanted: str, found: list[ListEntry]) -> None:
     assert [row for row in ROWS if matches(row, wanted, "/w")] == found
-
-
-def test_nothing_from_outside_can_move_the_cursor() -> None:
-    bad = "\x1b[2J\r\nx"
-    fields: dict[str, Any] = {"note": bad, "gpus": (bad,), "metrics": {bad: 1.0}, "value": bad}
-    job = ListEntry("job", f"/w/{bad}", "running", number=1, given=(f"a={bad}",), **fields)
-    rank = replace(job, kind="rank", node=f"node_{bad}", given=())
-    sweep = replace(job, kind="sweep", number=None)
-    for view in (
-        LiveView(0, (job,), roots=(bad,)),
-        LiveView(0, (rank,), subject=job, findings=(bad,)),
-        LiveView(0, (job,), subject=sweep, slots=Lease((bad,), ())),
-    ):
-        assert all(line.isprintable() for line in [*shown(view), *shown(view, 80, 20)])
 
 
 # Lines without titles

@@ -21,7 +21,6 @@ from lllaunch.run.observer import (
 )
 from lllaunch.run.result import Reached, RunResult
 from lllaunch.text import duration
-from lllaunch.words import shown_path
 
 S = 1_000_000_000
 T0 = 1_700_000_000 * S
@@ -318,11 +317,3 @@ def test_long_traceback_keeps_its_head_and_its_end():
 )
 def test_times_are_said_as_people_say_them(seconds, text):
     assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("path", "text"),
-    [("/a/b/c", "b/c"), ("/a", "."), ("/ab/c", "/ab/c"), ("/a/b\nc", "'b\\nc'")],
-)
-def test_paths_are_relative_where_they_are_below(path, text):
-    assert shown_path(path, "/a") == text

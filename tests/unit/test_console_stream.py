@@ -22,7 +22,7 @@ from lllaunch.console.stream import KEPT, Outlet
 from lllaunch.console.sweep import Board, SweepConsole
 from lllaunch.errors import OutputError
 from lllaunch.sweep.protocol import JobPrinted, Tick
-from lllaunch.workers.terminal import Destination, whole_lines
+from lllaunch.workers.terminal import Destination
 
 MOMENT = 0.01  # seconds; enough for a bound that is only to be reached
 NEVER = 60.0  # seconds; not waited for where a test succeeds
@@ -140,14 +140,6 @@ def test_what_a_full_stream_does_not_take_is_left_out_and_counted(line: Line) ->
     assert line.shows(NOTICE.format("3 messages were") + "fourth\nfifth\n")
 
 
-@each_kind
-def test_a_stream_that_somebody_made_non_blocking_is_written_to(line: Line) -> None:
-    os.set_blocking(line.fd, False)
-    Outlet(line.stream).write("text\n", MOMENT)
-    assert line.shows("text\n")
-    assert not os.get_blocking(line.fd)
-
-
 @pytest.mark.parametrize("line", [pipe, socket_pair], indirect=True)
 def test_a_long_message_arrives_in_pieces_while_it_is_read(line: Line) -> None:
     text = "".join(f"{number:04} {'x' * 90}\n" for number in range(2000))
@@ -228,15 +220,6 @@ def test_a_message_stands_between_the_lines_of_another_writer_and_in_none() -> N
     ]
     rest = [line for line in lines if not line.startswith(b"message")]
     assert rest == [*text.splitlines(), b"long " * 50_000]
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3, 5, 100])
-def test_pieces_end_with_lines(limit: int) -> None:
-    data = b"a\n\nbbbb\ncc\nd"
-    found = [bytes(piece) for piece in whole_lines(data, limit)]
-    assert b"".join(found) == data
-    assert all(piece.endswith(b"\n") for piece in found[:-1])
-    assert all(len(piece) <= limit or piece.count(b"\n") <= 1 for piece in found)
 
 
 # The console of a sweep

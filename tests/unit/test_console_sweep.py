@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from lllaunch.sweep.objective import Direction
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import JobPrinted, Tick
 from lllaunch.testing import FakeClock
-from lllaunch.words import done_text, jobs_text, objective_text, resume_override
+from lllaunch.words import done_text, jobs_text, resume_override
 
 
 class Sweep:
@@ -268,36 +267,6 @@ def test_the_best_objective_is_named(direction: Direction | None, told: str) -> 
     assert f"lllaunch: objective: {told}\n" in found
 
 
-@pytest.mark.parametrize(
-    ("value", "expected"),
-    [(0.123456789, "0.123457"), ("good", "good"), ([0.5, 1], "[0.5, 1]"), ("x" * 25, "")],
-)
-def test_what_is_short_is_shown(value: object, expected: str) -> None:
-    assert objective_text(value) == expected
-
-
-@pytest.mark.parametrize(
-    "values", [(1, 1.0), ("a", [1], True, 1, None, 10**400)], ids=["alike", "of other kinds"]
-)
-def test_only_different_numbers_are_compared(values: tuple[object, ...]) -> None:
-    records = [
-        ended(job, "succeeded", 0, value=None if value is None else json.dumps(value))
-        for job, value in enumerate(values)
-    ]
-    assert "objective: " not in shown(document(*records, jobs=len(values)))
-
-
 def test_the_resume_can_be_pasted_into_a_shell() -> None:
     assert resume_override("multirun/1-2_3") == "hydra.launcher.resume=multirun/1-2_3"
     assert resume_override("a b") == """'hydra.launcher.resume='"'"'a b'"'"''"""
-
-
-def test_the_table_fits_the_terminal_where_it_can() -> None:
-    found = document(ended(0, "succeeded", 0))
-    first, *others = found.jobs
-    long = structs.replace(first, overrides=("name=" + "漢" * 40,))
-    found = structs.replace(found, jobs=(long, *others))
-    wide, narrow = shown(found), shown(found, SETTING._replace(columns=50))
-    assert max(len(line) for line in narrow.split("\n")[1:5]) < 50
-    assert "漢..." in narrow
-    assert narrow.split("\n")[2].count("漢") < wide.split("\n")[2].count("漢") < 40

@@ -221,16 +221,6 @@ def test_the_table_of_a_sweep_in_the_middle() -> None:
     ]
 
 
-def test_a_job_that_waits_for_another_try_is_counted_once() -> None:
-    of = board(3, retries=Retries(hang=1))
-    begun(of, 0)
-    said(of, v.JobEnded(0, 4, "hang"), v.Retry(0, 1, "hang", at=15.0), now=10.0)
-    head, *rows = shown(of, now=11.0)
-    assert head.startswith("multirun/1: running, 0/3 done, 2 waiting, 1 paused, ")
-    assert [row.split()[3] for row in rows[1:-1]] == ["paused"]
-    assert rows[-1] == "and 2 more waiting"
-
-
 texts = st.text(st.sampled_from("ab=.é漢🙂\u0301\x1b\t"), max_size=40)
 
 
@@ -306,19 +296,6 @@ def test_how_long_it_will_take_is_told_when_a_job_has_ended() -> None:
     assert of.left(0.5) == pytest.approx(0.5, rel=0.02)
     said(of, *ends(1), now=100.0)
     assert of.left(100.0) == pytest.approx(100.0, rel=0.02)
-
-
-def test_what_jobs_say_of_themselves_counts_for_how_long_it_will_take() -> None:
-    of = board(3)
-    begun(of, 0)
-    assert of.left(10.0) is None
-    said(of, JobProgressed(0, 10, 100, 90.0), now=10.0)
-    # it takes 100 s, and so will the two after it
-    assert of.left(10.0) == pytest.approx(90.0 + 200.0, rel=0.02)
-    assert of.left(40.0) == pytest.approx(60.0 + 200.0, rel=0.02)
-    # one that said nothing is taken to be as far as its time tells
-    begun(of, 1, now=40.0)
-    assert of.left(60.0) == pytest.approx(40.0 + 100.0, rel=0.02)
 
 
 def test_the_best_objective_stands_below_the_header_with_its_job() -> None:

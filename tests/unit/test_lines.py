@@ -62,21 +62,8 @@ cuts = st.lists(st.integers(0, 60), max_size=12)
 
 
 @given(streams, cuts)
-def test_output_does_not_depend_on_how_the_stream_was_cut(stream: bytes, where: list[int]) -> None:
-    assert split(stream, *where) == split(stream)
-
-
-@given(streams, cuts)
 def test_every_line_comes_out_once_with_one_prefix(stream: bytes, where: list[int]) -> None:
     assert split(stream, *where) == expected(stream)
-
-
-@given(st.lists(st.binary().filter(lambda b: not set(b) & set(b"\r\n"))), cuts)
-def test_lines_without_carriage_returns_come_out_byte_for_byte(
-    lines: list[bytes], where: list[int]
-) -> None:
-    stream = b"".join(line + b"\n" for line in lines)
-    assert split(stream, *where) == b"".join(PREFIX + line + b"\n" for line in lines)
 
 
 @given(streams, cuts)

@@ -34,17 +34,6 @@ def collapsed(*texts: str, members: int = 0) -> list[str]:
     return said(collapser.take(PATIENCE))
 
 
-def test_a_line_that_all_have_said_is_shown_at_once() -> None:
-    collapser = LineCollapser([range(3)], PATIENCE, ROOM)
-    for member in (2, 0):
-        collapser.add(member, [b"ready"], 0.0)
-        assert collapser.take(0.0) == []
-    assert collapser.due == PATIENCE
-    collapser.add(1, [b"ready"], 0.05)
-    assert said(collapser.take(0.05)) == ["0,1,2:ready"]
-    assert (collapser.due, collapser.held) == (None, 0)
-
-
 def test_two_lines_of_one_member_are_two() -> None:
     assert collapsed("a a", "a a") == ["0,1:a", "0,1:a"]
     assert collapsed("a a", "a", "a a") == ["0,1,2:a", "0,2:a"]
@@ -77,24 +66,6 @@ def test_a_line_far_behind_others_is_not_waited_for() -> None:
     shown = collapsed("ready", f"{many} ready")
     assert shown[0] == "0:ready"
     assert shown[-1] == "1:ready"
-
-
-def test_more_than_there_is_room_for_is_shown_before_its_time() -> None:
-    collapser = LineCollapser([range(2)], PATIENCE, 10_000)
-    lines = [b"%04d" % number for number in range(1000)]
-    collapser.add(0, lines, 0.0)
-    shown = collapser.take(0.0)
-    assert 0 < collapser.held <= 10_000
-    assert [line for _, line in shown + collapser.take_all()] == lines
-
-
-def test_what_a_rank_says_alone_comes_before_what_all_say_later_on_the_other_stream() -> None:
-    collapser = LineCollapser([range(2), range(2)], PATIENCE, ROOM)
-    collapser.add(3, [b"warning"], 0.0)
-    collapser.add(0, [b"begins"], 0.01)
-    assert collapser.take(0.01) == []
-    collapser.add(2, [b"warning"], 0.02)
-    assert said(collapser.take(0.02)) == ["0:begins", "2,3:warning"]
 
 
 def test_a_line_joins_those_of_others_after_what_its_rank_said_before_on_the_other_stream() -> None:

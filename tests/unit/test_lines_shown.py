@@ -1,51 +1,13 @@
 from __future__ import annotations
 
 import io
-import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.workers.tail import BarGate
 from lllaunch.workers.terminal import Destination, cells, fit
-
-
-class Answering:
-    """A `cleared` event that answers at once whenever it is waited for."""
-
-    def __init__(self, answers: bool = True) -> None:
-        self.answers = answers
-        self.waited: list[float | None] = []
-        self.state = False
-
-    def set(self) -> None:
-        self.state = True
-
-    def clear(self) -> None:
-        self.state = False
-
-    def is_set(self) -> bool:
-        return self.state
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.waited.append(timeout)
-        self.state = self.answers
-        return self.state
-
-
-def test_bar_that_does_not_answer_is_waited_for_once_and_again_when_it_does() -> None:
-    cleared = Answering(answers=False)
-    gate = BarGate({"trigger_clear": threading.Event(), "cleared": cleared})
-    for _ in range(3):
-        with gate.lifted():
-            pass
-    assert cleared.waited == [1.0, 0, 0]
-    cleared.set()
-    with gate.lifted():
-        pass
-    assert cleared.waited[-1] == 1.0
 
 
 def test_text_stream_gets_text_with_what_is_no_utf8_replaced() -> None:

@@ -8,7 +8,7 @@ import pytest
 from lllaunch.errors import OutputError
 from lllaunch.multiprocessing import DefaultLogsSpecs
 from lllaunch.spec import Std, to_map
-from lllaunch.workers.log_files import destinations, make_attempt_dir
+from lllaunch.workers.log_files import destinations
 
 
 def envs(nprocs: int, restart_count: int = 0, run_id: str = "run") -> dict[int, dict[str, str]]:
@@ -91,29 +91,6 @@ def test_log_dir_that_cannot_be_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OutputError) as caught:
         DefaultLogsSpecs(str(tmp_path / "file" / "logs"))
     assert caught.value.path == str(tmp_path / "file" / "logs")
-
-
-def test_log_dir_removed_under_us_is_made_again(tmp_path: Path) -> None:
-    specs = DefaultLogsSpecs(str(tmp_path / "new" / "logs"))
-    (tmp_path / "new" / "logs").rmdir()
-    assert (Path(specs.reify(envs(1)).error_files[0]).parent).is_dir()
-
-
-def test_rank_directory_that_cannot_be_made_names_the_rank(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = os.mkdir
-
-    def full(path: str, mode: int = 0o777) -> None:
-        if path.endswith("/1"):
-            raise OSError(28, "No space left on device", path)
-        real(path, mode)
-
-    monkeypatch.setattr(os, "mkdir", full)
-    with pytest.raises(OutputError, match="No space left") as caught:
-        make_attempt_dir(str(tmp_path), 0, 2)
-    assert caught.value.rank == 1
-    assert caught.value.path == str(tmp_path / "attempt_0" / "1")
 
 
 def test_specs_compare_by_their_settings(tmp_path: Path) -> None:

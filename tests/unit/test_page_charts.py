@@ -141,18 +141,3 @@ def test_points_and_lanes_can_be_drawn_whatever_they_hold(
         ChartLane("<", [ChartSpan(x, y, "run")], [ChartMark(x, "signal")], "odd") for x, y in values
     ]
     drawn(charts.lanes(NAME, rows, axis))
-
-
-def test_points_lie_where_they_are() -> None:
-    points = [Dot(0, 0), Dot(1, 10, "job 3", "best")]
-    root = drawn(charts.scatter(NAME, points, Axis(categories=("a", "b")), TEN, height=100))
-    low, best = root.iter("circle")
-    assert (low.get("cx"), low.get("cy")) == ("25%", "100")
-    assert (best.get("cx"), best.get("cy"), best.get("class")) == ("75%", "0", "point best")
-    assert best[0].text == "job 3"
-
-
-def test_steps_of_an_axis_are_factors_where_numbers_span_decades() -> None:
-    log = Axis("lr", log=True)
-    texts = [text for _, text in Scale(log, [0.01, 1, -4, 0]).ticks()]
-    assert texts == ["0.01", "0.02", "0.05", "0.1", "0.2", "0.5", "1"]

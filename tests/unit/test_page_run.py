@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
-from support.ends import ended_by_launcher, placed
+from support.ends import ended_by_launcher
 from support.left import SECOND, T0, LeftRun, write_lines
 from support.pages import Seen
 from support.timelines import event, node_records, sample
@@ -22,19 +21,16 @@ from benchmarks.generated import HUNG, write_run
 from lllaunch.pages.run_page import curves_of, run_page
 from lllaunch.results.locate import locate
 from lllaunch.results.store import read_run
-from lllaunch.results.view import RunView, Series, telling, timeline_of
+from lllaunch.results.view import RunView, Series, timeline_of
 from lllaunch.run.result import (
-    AttemptResult,
     Failed,
     Hang,
     Raised,
     Reached,
     ReturnValue,
     RootCause,
-    RunResult,
     Succeeded,
     Victim,
-    WorkerResult,
 )
 from lllaunch.watchdog.evidence import Frame, RankStack
 from lllaunch.watchdog.findings import Asked, Stalled
@@ -161,14 +157,6 @@ def test_a_result_of_any_make_makes_a_page(left: LeftRun, text: bytes, said: str
     assert said in Seen(page_of(left.path)).text
 
 
-@pytest.mark.parametrize("field", ["host", "build", "return_values"])
-def test_what_is_nested_as_deeply_as_it_can_be_read_is_left_out(left: LeftRun, field: str) -> None:
-    result = {**failed(left), field: "HERE"}
-    nested = f'{{"0": {{"versions": {{"a": {"[" * 900}{"]" * 900}}}}}}}'
-    left.result.write_text(json.dumps(result).replace('"HERE"', nested))
-    assert "Rank 1 raised ValueError: no" in Seen(page_of(left.path)).text
-
-
 def test_a_run_without_an_end_says_how_far_it_came(left: LeftRun) -> None:
     (left.path / "events.jsonl").write_bytes(b'{"type": "StartWor\n\xff\n')
     assert "its launcher was killed" in Seen(page_of(left.path)).text
@@ -180,26 +168,6 @@ def test_a_run_without_an_end_says_how_far_it_came(left: LeftRun) -> None:
     assert [value and float(value) for _, value in row[-2:]] == [1 << 30, 7]
 
 
-def test_a_result_of_a_later_version_is_refused_as_everywhere(left: LeftRun) -> None:
-    left.result.write_text(json.dumps({**failed(left, trace=TRACE), "version": 2}))
-    text = Seen(page_of(left.path)).text
-    assert "is of version 2; this lllaunch reads version 1" in text
-    assert "ValueError" not in text
-
-
-def test_progress_is_that_of_the_worker_that_got_furthest(left: LeftRun) -> None:
-    cause = Raised("no", 1)
-    workers = (
-        left.worker(0, ended_by_launcher(-15, 15), progress=Reached(90, 100)),
-        left.worker(1, Failed(cause=cause), progress=Reached(5, 100)),
-    )
-    root = RootCause(0, 1, 1, cause, T0)
-    left.ends("failed", 3, left.attempt(*workers, root=root), root_cause=root)
-    text = Seen(page_of(left.path)).text
-    assert "Progressstep 90 of 100 (90 %)" in text
-    assert "It was at step 5 of 100 (5 %)." in text
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
@@ -207,21 +175,6 @@ JSON = st.recursive(
     ),
     max_leaves=8,
 )
-_FIELDS = [
-    *("root_cause", "limit", "no_progress", "look", "attempts", "nodes", "host", "build"),
-    *("return_values", "error", "signal", "started", "seconds"),
-]
-
-
-@settings(max_examples=60)
-@given(st.dictionaries(st.sampled_from(_FIELDS), JSON))
-def test_fields_of_any_type_make_a_page(
-    tmp_path_factory: pytest.TempPathFactory, fields: dict[str, Any]
-) -> None:
-    left = LeftRun(tmp_path_factory.mktemp("any") / "run")
-    result = failed(left)
-    left.result.write_text(json.dumps({**result, **fields}))
-    page_of(left.path)
 
 
 def stack(rank: int, function: str) -> RankStack:
@@ -308,31 +261,6 @@ def test_of_many_ranks_a_page_stays_small(tmp_path: Path) -> None:
 
 
 # What is shown of many
-
-
-def _of(rank: int, fate: Any) -> WorkerResult:
-    return placed(rank, fate)
-
-
-def test_the_logs_that_tell_most_come_first() -> None:
-    cause = Raised("x", 1)
-    workers = (
-        *(_of(rank, ended_by_launcher(-15)) for rank in range(40)),
-        _of(40, Victim(cause=cause)),
-        _of(41, Failed(cause=cause)),
-    )
-    earlier = RootCause(0, 3, 3, cause, T0)
-    attempts = (
-        AttemptResult(0, 0, "/r/attempt_0", "failed", T0, T0, workers, earlier),
-        AttemptResult(1, 1, "/r/attempt_1", "failed", T0, T0, workers, None),
-    )
-    outcome = RunResult("failed", 3, "/r", attempts=attempts)
-    found = telling(outcome, workers[41])
-    order = [(number, worker.rank) for number, worker in found]
-    assert order[:4] == [(1, 41), (1, 40), (1, 0), (1, 1)]
-    assert order[-1] == (0, 3)
-    assert len(order) == 13
-    assert telling(RunResult("error", 1, "/r"), None) == []
 
 
 def records(ranks: int) -> Any:

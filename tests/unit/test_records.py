@@ -28,18 +28,14 @@ from lllaunch.results.locate import (
     newest,
     roots_of,
 )
-from lllaunch.results.report import load
 from lllaunch.results.store import (
-    FoundDirectory,
     find,
-    last_event_ns,
     look,
     plain,
     read_overrides,
     read_run,
 )
 from lllaunch.results.sweeps import SweepFiles
-from lllaunch.results.view import view_run
 from lllaunch.run.directory import LOCK_NAME
 from lllaunch.sweep.history import SweepResult
 from lllaunch.sweep.journal import LOCK_NAME as SWEEP_LOCK_NAME
@@ -186,19 +182,6 @@ def test_without_a_result_a_run_runs_or_its_launcher_died(tmp_path: Path):
     assert entry_of(next(find(str(tmp_path)))).state == "died"
 
 
-def test_all_agree_whose_result_it_is_when_clocks_step(tmp_path: Path):
-    """The launcher's clock was set back before the run ended, the file server's is ahead."""
-    directory = tmp_path / "run"
-    run(directory, result())
-    event = json.dumps({"time_ns": T0 + 3600 * S, "type": "Finish"})
-    write(directory / "plan.yaml", "launch: {}\n", T0 + 60 * S)
-    write(directory / "events.jsonl", f"{event}\n", T0 + 61 * S)
-    os.utime(directory / "result.json", ns=(T0 + 62 * S, T0 + 62 * S))
-    assert states(tmp_path)["run"] == "succeeded"
-    assert load(locate(str(directory))).finished
-    assert view_run(locate(str(directory))).result is not None
-
-
 def test_progress_is_seen_where_the_file_server_is_ahead(tmp_path: Path):
     now = time.time_ns()
     worker = {"step": 5, "total": 10}
@@ -233,14 +216,6 @@ def test_a_result_of_any_make_is_survived(tmp_path: Path, text: str):
     assert entry.state == "unknown"
     assert entry.value is None
     json.dumps(plain(entry, ""), allow_nan=False)
-
-
-def test_newest_first_and_each_once(tmp_path: Path):
-    for number in (2, 0, 1):
-        run(tmp_path / "outputs" / str(number), result(at=T0 + number * S))
-    (tmp_path / "same").symlink_to(tmp_path / "outputs")
-    entries = list_entries([f"{tmp_path}/outputs", f"{tmp_path}/same/", f"{tmp_path}/outputs/1"])
-    assert [os.path.basename(entry.path) for entry in entries] == ["2", "1", "0"]
 
 
 # Sweeps
@@ -293,21 +268,6 @@ def test_the_summary_counts_unless_the_journal_is_younger(tmp_path: Path):
     assert states(tmp_path) == {tmp_path.name: "unknown"}
 
 
-@pytest.mark.parametrize(
-    ("text", "state"),
-    [
-        ("{}", "died"),
-        ('{"jobs": [1, {}, {"state": [], "job": "x", "directory": 5}]}', "unknown"),
-        ('{"exit_code": "x", "command": 3, "started": {}, "jobs": {"a": 1}}', "unknown"),
-    ],
-)
-def test_a_summary_of_any_make_is_survived(tmp_path: Path, text: str, state: str):
-    write(tmp_path / "sweep.json", text)
-    (entry,) = list_entries([str(tmp_path)])
-    assert entry.state == state
-    assert [*jobs_of(entry)] == []
-
-
 # Locks
 
 
@@ -330,16 +290,6 @@ def test_locks(tmp_path: Path):
     assert is_held(str(tmp_path / "link")) is None
 
 
-def test_a_lock_whose_launcher_is_gone_is_not_touched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def flock(*_: object) -> None:
-        raise AssertionError("a launcher that starts now would be refused")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    assert is_held(str(write(tmp_path / "lock", GONE))) is False
-
-
 # Files
 
 
@@ -357,11 +307,6 @@ def test_a_lock_whose_launcher_is_gone_is_not_touched(
 def test_overrides_are_read_as_hydra_wrote_them(tmp_path: Path, text: str, expected: Any):
     write(tmp_path / ".hydra" / "overrides.yaml", text)
     assert read_overrides(str(tmp_path)) == expected
-
-
-def test_the_last_event_is_that_of_the_last_whole_line(tmp_path: Path):
-    write(tmp_path / "events.jsonl", "x" * 100_000 + '\n{"time_ns": 7}\nnull\n{"time_ns": 8')
-    assert last_event_ns(str(tmp_path)) == 7
 
 
 # What users call a run
@@ -484,16 +429,3 @@ def test_what_is_no_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 # What `show` takes for the plan
-
-
-def test_the_plan_of_a_run_is_shown_and_a_link_to_a_file_elsewhere_is_not_followed(tmp_path: Path):
-    def shown() -> str | None:
-        found = FoundDirectory(str(directory), "run", frozenset({"plan.yaml"}))
-        return view_run(found).plan
-
-    directory = tmp_path / "run"
-    plan = write(directory / "plan.yaml", "nproc: 2\n")
-    assert shown() == "nproc: 2\n"
-    plan.unlink()
-    plan.symlink_to(write(tmp_path / "private", "nobody's business\n"))
-    assert shown() is None

@@ -12,7 +12,6 @@ from xml.etree import ElementTree as ET
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lllaunch.results import view
 from lllaunch.results.report import (
     SUMMARY_BYTES,
     Case,
@@ -23,7 +22,7 @@ from lllaunch.results.report import (
     render_junit,
     summary,
 )
-from lllaunch.results.view import Log, without_ours
+from lllaunch.results.view import Log
 from lllaunch.run.excerpts import folded
 
 TEXT = st.text(max_size=30) | st.sampled_from(["::error::x", "%0A", "a:b,c", "\r\n", "```", "|"])
@@ -149,15 +148,6 @@ def test_a_summary_is_never_longer_than_github_takes() -> None:
     # jobs that succeeded need no row
     text = summary(sweep(*(job(number, "succeeded") for number in range(30)), job(30)))
     assert len([line for line in text.splitlines() if line.startswith("| ")]) == 2
-
-
-def test_frames_of_lllaunch_in_a_crash_are_counted() -> None:
-    frame = f'  File "{view.__file__}", line 3 in f'
-    lines = ['  File "/repo/x.py", line 1 in g', frame, frame, '  File "<string>", line 1 in h']
-    assert list(without_ours(lines)) == [lines[0], "  ... (frames of lllaunch: 3)"]
-    # in a traceback of Python's they may be what it is about
-    python = frame.replace(" in f", ", in f")
-    assert list(without_ours([python])) == [python]
 
 
 # JUnit XML

@@ -18,7 +18,6 @@ from support.ends import ended_by_launcher
 from support.left import T0, LeftRun, LeftSweep
 
 from lllaunch.console.report import report_lines
-from lllaunch.console.summary import Setting, summary_rows
 from lllaunch.errors import ConfigError
 from lllaunch.pages.run_page import run_page
 from lllaunch.results.locate import NoSuchRun, locate
@@ -35,7 +34,6 @@ from lllaunch.results.report import (
     summary,
 )
 from lllaunch.results.report import load as load_found
-from lllaunch.results.sweeps import view_sweep
 from lllaunch.results.view import blamed, view_run
 from lllaunch.run.result import (
     ExitedNonZero,
@@ -59,11 +57,9 @@ from lllaunch.sweep.journal import (
     StartedRecord,
 )
 from lllaunch.verbs import show
-from lllaunch.verbs.report import RENDERERS
 from lllaunch.verbs.report import report as main
 from lllaunch.watchdog.evidence import Frame, RankStack
 from lllaunch.watchdog.findings import TimedOut, TimerExpired
-from lllaunch.words import jobs_text
 
 
 def load(path: str, *arguments: Any, **more: Any) -> Report:
@@ -102,24 +98,6 @@ def sweep(tmp_path: Path) -> LeftSweep:
 
 
 # What a path is
-
-
-def test_a_run_and_a_sweep_are_found_by_their_directories_and_their_files(
-    run: LeftRun, sweep: LeftSweep, tmp_path: Path
-) -> None:
-    ended(run, "succeeded", 0)
-
-    def located(path: Path) -> tuple[str, str]:
-        found = locate(str(path))
-        return found.kind, found.path
-
-    for path in (run.path, run.result, run.path / "plan.yaml"):
-        assert located(path) == ("run", str(run.path))
-    for path in (sweep.path, sweep.journal):
-        assert located(path) == ("sweep", str(sweep.path))
-    # a run whose launcher has only begun
-    (tmp_path / "begun" / "attempt_0").mkdir(parents=True)
-    assert located(tmp_path / "begun")[0] == "run"
 
 
 @pytest.mark.parametrize(
@@ -467,12 +445,6 @@ def test_a_sweep_that_goes_on_is_told_as_its_journal_has_it(sweep: LeftSweep) ->
     assert report.cases[0].kind == "unfinished"
 
 
-def test_a_damaged_journal_is_named_with_its_line(tmp_path: Path) -> None:
-    (tmp_path / "sweep.jsonl").write_text("no\n{}\n")
-    with pytest.raises(ConfigError, match=r"sweep\.jsonl"):
-        load(str(tmp_path))
-
-
 # Forms, and the verb
 
 
@@ -489,15 +461,6 @@ def test_a_wrong_option_is_told_in_one_line(
     told = capsys.readouterr().err
     assert told.startswith("lllaunch: ")
     assert told.count("\n") == 1
-
-
-def test_a_form_is_a_function_and_a_line(
-    run: LeftRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run.ends("succeeded", 0, run.attempt(run.worker(0, Succeeded()), state="succeeded"))
-    monkeypatch.setitem(RENDERERS, "csv", lambda report: f"{report.kind},{report.verdict}\n")
-    assert main([str(run.path), "--format", "csv"]) == 0
-    assert capsys.readouterr().out == "run,succeeded in 5.0 s\n"
 
 
 def test_an_output_is_written_whole_or_named(
@@ -578,20 +541,3 @@ def test_nothing_that_goes_wrong_with_an_announcement_is_raised(
     announce(path)
     announce_error("x")
     assert "ValueError" in capsys.readouterr().err
-
-
-def test_one_failed_sweep_is_told_in_the_same_words(sweep: LeftSweep) -> None:
-    sweep.add(StartedRecord(0), EndedRecord(0, 0, Result("failed", 3, "rank 0: raised no")))
-    sweep.add(StartedRecord(1), EndedRecord(1, 0, Result("signalled", 143, "SIGTERM")))
-    sweep.add(EndedRecord(2, 0, Result("error", 2, "launch.nproc: no")))
-    sweep.add(Skipped(3, "cancelled"), StartedRecord(4))
-    sweep.over(6)
-    view = view_sweep(str(sweep.path))
-    assert jobs_text(view.entry.counts) == "0 of 5 jobs succeeded, 4 failed, 1 not run"
-    setting = Setting(view.path, "/", 5, frozenset())
-    assert view.result is not None
-    said = "".join(part.text for row in summary_rows(view.result, setting) for part in row)
-    verdict = load(str(sweep.path)).verdict
-    for told in (said, verdict, render_text(load(str(sweep.path)))):
-        assert "0 of 5 jobs succeeded, 4 failed, 1 not run" in told
-    assert "SIGTERM (exit code 143): SIGTERM" not in said

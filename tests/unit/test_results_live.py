@@ -18,7 +18,6 @@ from lllaunch.results import history, live, store
 from lllaunch.results.history import AppendedLines
 from lllaunch.results.live import LiveReader, LiveView, sweep_left
 from lllaunch.results.store import ListEntry
-from lllaunch.run.submission import Submission
 from lllaunch.sweep.journal import (
     ComposedRecord,
     EndedRecord,
@@ -150,21 +149,6 @@ def test_a_run_and_its_ranks(run: Path) -> None:
     assert (row.attempt, row.step, row.cpu) == (1, None, None)
 
 
-def test_what_was_submitted_may_be_queued_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = begun(tmp_path / "run")
-    end(run, ago=7200)
-    reader = LiveReader()
-    assert reader.everything([str(tmp_path)]).rows == ()
-    Submission().write(str(run))
-    os.utime(run)
-    queued = ListEntry("run", str(run), "queued", queue="PENDING", batch_job="7")
-    monkeypatch.setattr(live, "entry_of", lambda found, queue: queued)
-    (row,) = reader.everything([str(tmp_path)]).rows
-    assert (row.state, row.text) == ("queued", "7 PENDING")
-
-
 def test_findings_and_failures_are_told_with_their_attempt(run: Path) -> None:
     reader = LiveReader()
 
@@ -245,14 +229,6 @@ def test_hostile_events_are_passed_over(run: Path, line: bytes) -> None:
     assert all(row.number in {0, 1} for row in view.rows)
 
 
-def test_ranks_are_seen_behind_the_stacks_of_hundreds_of_them(run: Path) -> None:
-    stacks = [{"rank": rank, "frames": "x" * 10_000} for rank in range(200)]
-    events(run, {"type": "StacksTaken", "stacks": stacks})
-    view, row = seen(LiveReader().run(str(run)))
-    assert row.attempt == 0
-    assert [rank.state for rank in view.rows] == ["running", "running"]
-
-
 def test_a_failure_is_told_once_when_the_run_is_over(tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     events(run, *attempt(1), exited(0, 1))
@@ -264,22 +240,6 @@ def test_a_failure_is_told_once_when_the_run_is_over(tmp_path: Path) -> None:
     view, row = seen(LiveReader().run(str(run)))
     assert row.text.startswith("rank 0: exited")
     assert view.findings == ()
-
-
-def test_of_events_only_what_was_added_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = LiveReader()
-    reader.run(str(run))
-    decoded: list[bytes] = []
-
-    def noted(line: bytes, real: Any = history.decode) -> Any:
-        decoded.append(line)
-        return real(line)
-
-    monkeypatch.setattr(history, "decode", noted)
-    events(run, exited(0, 0))
-    view, _ = seen(reader.run(str(run)))
-    assert len(decoded) == 1
-    assert [rank.state for rank in view.rows] == ["ended", "running"]
 
 
 # Below directories
@@ -439,14 +399,6 @@ def test_of_a_journal_only_what_was_added_is_read(
         with sweep.journal.open("ab") as file:
             file.write(part)
         assert sweep.look()[1].counts["succeeded"] == succeeded
-
-
-def test_another_sweep_in_the_directory_is_read_anew(sweep: Swept) -> None:
-    sweep.start(0)
-    assert len(sweep.look()[0].rows) == 1
-    sweep.journal.rename(sweep.journal.with_name("sweep.1.jsonl"))
-    sweep.write(Header("t", "0.1.0"))
-    assert sweep.look()[0].rows == ()
 
 
 def job_row(state: str, seconds: float, eta: float | None = None) -> ListEntry:

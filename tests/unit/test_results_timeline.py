@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.left import write_lines
@@ -245,17 +244,6 @@ def test_the_outcome_says_better_what_became_of_workers() -> None:
     assert timeline.end_ns == START + 20 * 10**9
 
 
-def test_without_events_the_outcome_tells_it_all() -> None:
-    outcome = outcome_of([worker(0, "succeeded", exitcode=0), worker(1, "failed", cause=RAISED)])
-    timeline = timeline_of((), outcome)
-    assert (timeline.start_ns, timeline.end_ns) == (START, START + 20 * 10**9)
-    [attempt] = timeline.attempts
-    assert [spans(lane) for lane in attempt.lanes] == [
-        [("spawn", 0.0, 3.0), ("run", 3.0, 10.0)]
-    ] * 2
-    assert [lane.fate for lane in attempt.lanes] == ["succeeded", "failed"]
-
-
 def test_who_only_waited_is_told_from_who_hung() -> None:
     [attempt] = timeline_of((), outcome_of_a_hang()).attempts
     texts = [span.text for lane in attempt.lanes for span in lane.spans if span.kind == "hang"]
@@ -333,35 +321,3 @@ def test_whatever_the_events_say_it_is_a_timeline(
     check(timeline_of([first], None, now))
     nodes = [first, node_records("b", json_lines(other))]
     check(timeline_of(nodes, outcome_of_a_hang()))
-
-
-@pytest.mark.parametrize("text", ["", "\x00", '{"time_ns": 1e400}\n', "[" * 100_000])
-def test_files_of_any_make_are_a_timeline(tmp_path: Path, text: str) -> None:
-    for name in ("events.jsonl", "samples.jsonl", "result.json"):
-        (tmp_path / name).write_text(text)
-    check(read(tmp_path))
-
-
-@pytest.mark.parametrize("named", [{"attempt": 3}, {}], ids=["by the group", "by a worker"])
-def test_a_run_that_goes_on_in_a_directory_counts_the_attempts_that_were_there(
-    named: dict[str, int],
-) -> None:
-    events = [
-        event(0, "Begin"),
-        event(0.5, "StartWorkers", attempt=0),
-        event(1, "GroupStarted", ranks=[0], base_rank=0, **named),
-        event(2, "Ready", seconds=0.5),
-        started(3, 0, attempt=3),
-        exited(4, 0, 1, attempt=3),
-        event(5, "StartWorkers", attempt=4, reason="failure"),
-        started(6, 0, attempt=4),
-        exited(7, 0, 0, attempt=4),
-        event(8, "Finish", state="SUCCEEDED"),
-    ]
-    first, second = timeline_of([node_records("", events)], None).attempts
-    assert [(each.number, each.state) for each in (first, second)] == [
-        *((3, "failed"), (4, "succeeded"))
-    ]
-    assert [lane.fate for lane in (*first.lanes, *second.lanes)] == ["failed", "succeeded"]
-    assert spans(first) == [("preload", 1.5, 2.0)]
-    assert marks(second) == [("restart", 5.0, "attempt 4 begins: a worker failed")]

@@ -219,21 +219,6 @@ def test_what_was_running_when_the_launcher_was_gone_is_lost_and_starts_anew() -
     assert laid_out(timeline)[2:] == [("job", "0", [0, 0]), ("job", "1", [1])]
 
 
-def test_a_job_stands_on_all_that_it_held_and_what_is_idle_has_a_track() -> None:
-    timeline = of(
-        BEGUN,
-        (1, StartedRecord(0, lease=Lease((), (0, 1)))),
-        (2, EndedRecord(0, 0, Result("succeeded"))),
-        (2, StartedRecord(1, lease=Lease((), (1,)))),
-    )
-    assert laid_out(timeline) == [
-        ("gpu", "2", []),
-        ("gpu", "10", []),
-        ("cpu", "0", [0]),
-        ("cpu", "1", [0, 1]),
-    ]
-
-
 _HELD = st.sampled_from(
     [Lease(gpus, cpus) for gpus in ((), ("0",), ("0", "1")) for cpus in ((), (0,), (0, 2))]
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.pages.sweep_page import spans_decades, swept_parameters
+from lllaunch.pages.sweep_page import swept_parameters
 
 
 def named(*jobs: str) -> dict[str, tuple[str | None, ...]]:
@@ -64,19 +64,6 @@ def test_numbers_are_told_from_texts() -> None:
     (found,) = swept_parameters([["x=1", "y=2"], ["x=2"]])[:1]
     assert found.numbers == (1, 2)
     assert swept_parameters([["y=2"], []])[0].numbers == (2, None)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "expected"),
-    [
-        ((1, 2, 3), False),
-        ((0.1, 0.01, 0.001), True),
-        ((0, 1, 1000), False),
-        ((None, 1, 1000), True),
-    ],
-)
-def test_decades_are_shown_as_such(numbers: tuple[float | None, ...], expected: bool) -> None:
-    assert spans_decades(numbers) == expected
 
 
 @given(st.lists(st.lists(st.text("ab=.+~'\"\\1e@/ \n", max_size=8), max_size=3), max_size=5))
