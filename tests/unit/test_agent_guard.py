@@ -101,34 +101,6 @@ def test_stacks_that_do_not_come_are_not_waited_for(
     assert agent.clock.now == 60.0 + STACKS_SECONDS + 5 + 10
 
 
-def test_each_attempt_has_its_own_time(play: Make) -> None:
-    agent = play(1, max_restarts=1, watchdog=WatchdogPolicy(timeout=60.0))
-
-    def ends_just_in_time(exitcode: int) -> None:
-        agent.clock.advance(59.0)
-        agent.now.tell(ended(0, exitcode))
-
-    script(
-        agent,
-        lambda: ends_just_in_time(1),
-        SWEPT,
-        lambda: ends_just_in_time(0),
-        SWEPT,
-    )
-    assert agent.run().state is WorkerState.SUCCEEDED
-    assert "WatchdogFired" not in kinds(agent.seen)
-
-
-@pytest.mark.parametrize(("exitcode", "fault"), [(1, "failure"), (-11, "died")])
-def test_an_end_by_a_signal_is_another_cause_than_a_status(
-    play: Make, exitcode: int, fault: v.Fault
-) -> None:
-    agent = play(1)
-    script(agent, (ended(0, exitcode),), SWEPT)
-    agent.run()
-    assert agent.seen[-1] == v.Finish(WorkerState.FAILED, fault)
-
-
 def torchs(policy: WatchdogPolicy | None = None) -> WatchdogDriver:
     """What watches the workers of torch's agent."""
     agent = LocalElasticAgent(

@@ -50,25 +50,6 @@ def test_the_ladder_climbs_by_the_clock(play: Make) -> None:
     assert [failure.exitcode for failure in result.failures.values()] == [3]
 
 
-def test_waiting_nodes_are_let_in(play: Make) -> None:
-    handler = Rendezvous(waiting=1)
-    agent = play(1, handler=handler)
-
-    def react(item: object) -> None:
-        if isinstance(item, v.SignalWorkers):
-            handler.waiting = 0
-            agent.now.tell(ended(0, -SIGTERM))
-        elif isinstance(item, v.CleanUp):
-            agent.now.tell(OrphansGone())
-        elif isinstance(item, v.StartWorkers) and item.attempt == 1:
-            script(agent, (ended(0),))
-
-    agent.react = react
-    assert agent.run().state is WorkerState.SUCCEEDED
-    starts = [item for item in agent.seen if isinstance(item, v.StartWorkers)]
-    assert starts == [v.StartWorkers(0, 0), v.StartWorkers(1, 0, "membership")]
-
-
 @pytest.mark.parametrize("first", [SIGINT, SIGTERM, SIGHUP])
 @pytest.mark.parametrize("second", [SIGINT, SIGTERM, SIGHUP])
 def test_two_signals_from_outside(play: Make, first: int, second: int) -> None:

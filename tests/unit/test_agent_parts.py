@@ -14,12 +14,9 @@ from hypothesis import strategies as st
 
 from lllaunch.agent import LocalElasticAgent, WorkerSpec
 from lllaunch.agent.local_elastic_agent import substitute_local_rank
-from lllaunch.clock import Deadlines
-from lllaunch.cluster.rendezvous import Share, agree, arrive, shares
+from lllaunch.cluster.rendezvous import Share, agree, shares
 from lllaunch.errors import ConfigError
 from lllaunch.multiprocessing import DefaultLogsSpecs
-from lllaunch.spawner.interpreter import is_of_contract
-from lllaunch.spec import WORKER_NAMES
 from lllaunch.supervisor.environ import (
     WorkerContext,
     candidates,
@@ -79,12 +76,6 @@ def test_what_the_user_set_is_kept_and_one_worker_keeps_its_threads() -> None:
     assert env["OMP_NUM_THREADS"] == "7"
     assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
     assert "OMP_NUM_THREADS" not in contract(place(local_world_size=1), {})
-
-
-def test_every_name_of_a_worker_has_a_value() -> None:
-    assert set(place().macro_values()) == set(WORKER_NAMES)
-    names = {name for name in contract(place(), {}) if not name.startswith(("OMP", "TORCH_"))}
-    assert all(map(is_of_contract, names))
 
 
 @pytest.mark.parametrize(
@@ -207,14 +198,6 @@ def test_identical_nodes_need_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     assert agree(None, 2, 3, "r", 4) == Share(8, 12, 8, 12)
 
 
-def test_the_last_at_the_barrier_lets_all_pass() -> None:
-    store, last = Store(), "torchelastic/agent/terminal_state/last_member"
-    assert not arrive(store, 2)
-    assert last not in store.data
-    assert arrive(store, 2)
-    assert store.data[last]
-
-
 @given(st.integers(1, 65_535), st.integers(1, 65_535))
 def test_ports_are_outside_the_clients_range(a: int, b: int) -> None:
     low, high = min(a, b), max(a, b)
@@ -224,26 +207,6 @@ def test_ports_are_outside_the_clients_range(a: int, b: int) -> None:
         assert all(not low <= port <= high for port in ports)
     if low > 11_000 or high < 64_000 or (low <= 10_000 and high == 65_535):
         assert ports
-
-
-def test_deadlines() -> None:
-    now = [10.0]
-    deadlines = Deadlines(lambda: now[0])
-    assert deadlines.next_in() is None
-    assert deadlines.passed() == []
-    deadlines.start("b", 5)
-    deadlines.start("a", 2)
-    deadlines.start("a", 100)
-    assert deadlines.next_in() == 2
-    now[0] = 16
-    assert deadlines.next_in() == 0
-    assert deadlines.passed() == ["a", "b"]
-    assert deadlines.passed() == []
-    deadlines.restart("a", 1)
-    deadlines.restart("a", 3)
-    assert deadlines.next_in() == 3
-    deadlines.clear()
-    assert deadlines.next_in() is None
 
 
 def test_kernel_sleep_counts_only_what_lasts() -> None:

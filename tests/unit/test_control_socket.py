@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.launching import WAIT
 
 from lllaunch.linux.process import wait, wait_readable
@@ -29,16 +27,6 @@ from lllaunch.supervisor.control import (
 from lllaunch.supervisor.machine import GroupState
 from lllaunch.watchdog import collector
 from lllaunch.watchdog.evidence import Frame, RankStack
-
-
-@given(
-    st.builds(Request, st.none() | st.frozensets(st.integers(0, 2000), max_size=20), st.booleans())
-)
-def test_a_request_reads_as_it_was_written(request: Request) -> None:
-    line = request.to_json()
-    assert line.endswith(b"\n")
-    assert line.count(b"\n") == 1
-    assert Request.from_json(line) == request
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -34,16 +33,6 @@ def test_files_are_read_whole_or_not_at_all(tmp_path: Path) -> None:
     path.write_text('{"n": 1}\n{"n": 2}\n[3]\n{"n": 4')
     assert last_line(str(path), 1024, as_object) == {"n": 2}
     assert last_line(str(path), 12, as_object) is None
-
-
-def test_of_a_small_file_no_more_is_asked_for(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("text")
-    tracemalloc.start()
-    try:
-        assert read_bytes(str(tmp_path / "a")) == b"text"
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
-    finally:
-        tracemalloc.stop()
 
 
 def test_what_is_written_goes_through_no_link(

@@ -228,14 +228,6 @@ def test_an_impossible_event_raises(state: GroupState, event: type) -> None:
             machine.handle((VARIANTS.get(event) or [event()])[0])
 
 
-def test_the_first_failure_ends_the_others_politely() -> None:
-    machine = running()
-    assert ended(machine, 1) == (v.SignalWorkers(SIGTERM, "failure"), v.StartGrace())
-    assert machine.worker_state is WorkerState.UNHEALTHY
-    assert ended(machine, 0) == (v.CleanUp(),)
-    assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "failure"),)
-
-
 def test_the_death_of_the_spawner_is_retried_once_on_top_of_the_restarts() -> None:
     machine = running(2, max_restarts=1)
     # the first is none of the restarts that are counted

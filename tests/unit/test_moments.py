@@ -26,11 +26,6 @@ def test_what_was_asked_before_its_end_was_asked_though_the_clock_was_set_back(
     assert WorkerRecord(0, 0, exited=exited, sent=(sent,)).was_asked
 
 
-def test_they_are_those_of_the_wall_clock_where_nobody_sets_it() -> None:
-    before = time.time_ns()
-    assert before - 10**9 < clock.now_ns() < time.time_ns() + 10**9
-
-
 def test_a_time_that_is_left_out_brings_no_deadline_nearer() -> None:
     clock = RunClock()
     deadlines = Deadlines(clock)

@@ -25,7 +25,6 @@ from lllaunch.supervisor.machine import (
     RestartHistory,
     WorkerState,
 )
-from lllaunch.watchdog.findings import Asked, TimedOut
 
 S = 1_000_000_000
 
@@ -241,16 +240,6 @@ def test_the_progress_of_an_attempt_that_a_signal_ends_counts_for_the_next_batch
     assert (end.history.step, end.history.ended_at) == (9.0, ())
 
 
-def test_where_the_run_has_no_time_left_that_is_the_reason() -> None:
-    machine = running(RestartPolicy(max_without_progress=1))
-    over = v.WatchdogFired(TimedOut(60.0, "run"), "timeout", whole_run=True)
-    machine.handle(over)
-    machine.handle(end_of(0, -15))
-    machine.handle(came())
-    (end,) = machine.handle(OrphansGone())
-    assert (end.state, end.reason) == (WorkerState.FAILED, "timeout")  # type: ignore[union-attr]
-
-
 def test_there_may_be_something_to_wait_for_though_there_is_no_delay() -> None:
     machine = running(RestartPolicy(), pauses=True)
     machine.handle(end_of(0))
@@ -322,33 +311,6 @@ def test_no_worker_ran_in_an_attempt_whose_preflight_or_all_of_whose_starts_fail
     machine.handle(OrphansGone())
     machine.handle(v.GroupStarted(frozenset({0, 1})))
     assert machine.ran
-
-
-def test_a_preflight_that_takes_too_long_is_ended_and_has_failed() -> None:
-    machine = in_preflight()
-    assert machine.handle(v.PreflightTimedOut()) == (
-        v.SignalWorkers(v.SIGTERM, "preflight"),
-        v.StartGrace(),
-    )
-    assert machine.handle(v.GraceExpired())[0] == v.KillWorkers("grace")
-    assert preflight_ends(machine, -9) == (v.StartWorkers(1, 1, "preflight", 1),)
-
-
-def test_a_signal_goes_to_the_preflight_and_nothing_follows() -> None:
-    machine = in_preflight()
-    # nobody is looked at
-    assert machine.handle(v.SignalReceived(2, look=Asked(2, 9.0))) == (
-        v.SignalWorkers(2, "signal"),
-        v.StartGrace(),
-    )
-    assert preflight_ends(machine, -2) == (v.Finish(WorkerState.FAILED, "signal", 2),)
-
-
-def test_when_the_runs_time_is_over_no_stacks_of_a_preflight_are_taken() -> None:
-    machine = in_preflight()
-    over = v.WatchdogFired(TimedOut(60.0, "run"), "timeout", whole_run=True)
-    assert machine.handle(over) == (v.SignalWorkers(v.SIGTERM, "timeout"), v.StartGrace())
-    assert preflight_ends(machine, -15) == (v.Finish(WorkerState.FAILED, "timeout"),)
 
 
 def test_a_failure_on_another_node_ends_a_preflight() -> None:

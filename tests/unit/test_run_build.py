@@ -44,14 +44,6 @@ def test_what_git_says_is_understood():
     assert found == Build(commit=HASH, dirty=True, changed=2, untracked=2)
 
 
-def test_a_refusal_is_told_in_one_line():
-    errors = "fatal: detected dubious ownership in repository at '/x'\nTo add an exception ...\n"
-    found = parse_status("", errors, cwd="/nowhere")
-    assert found.git_problem == "detected dubious ownership in repository at '/x'"
-    assert found.dirty is None
-    assert found.commit is None
-
-
 def test_directories_of_outputs_do_not_make_a_tree_dirty(tmp_path: Path):
     (tmp_path / ".git").mkdir()
     (tmp_path / "net").mkdir()
@@ -86,19 +78,6 @@ def test_a_repository(tree: Path):
     (tree / "train.py").write_text("2\n")
     found = build_facts(str(tree), environ=ENV)
     assert (found.dirty, found.changed, found.untracked) == (True, 1, 1)
-
-
-@needs_git
-def test_subdirectories_worktrees_and_hooks(tree: Path, tmp_path: Path):
-    head = git(tree, "rev-parse", "HEAD")
-    (tree / "sub").mkdir()
-    assert build_facts(str(tree / "sub"), environ=ENV).commit == head
-    other = tmp_path / "other"
-    git(tree, "worktree", "add", "-q", "-b", "side", str(other))
-    assert build_facts(str(other), environ=ENV).branch == "side"
-    # as in a hook of another repository
-    led_astray = ENV | {"GIT_DIR": str(tmp_path), "GIT_INDEX_FILE": "x", "GIT_TRACE": "1"}
-    assert build_facts(str(tree), environ=led_astray).commit == head
 
 
 @needs_git

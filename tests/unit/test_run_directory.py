@@ -8,7 +8,6 @@ import os
 import pytest
 
 from lllaunch.errors import ConfigError, OutputError
-from lllaunch.files import write_atomic
 from lllaunch.run.directory import LOCK_NAME, RunDirectory
 
 HOSTILE = "-rf with space, ünï→cødé, per%cent, new\nline, quo'te\"d"
@@ -76,18 +75,3 @@ def test_full_disk_while_making_an_attempt_names_path_and_rank(tmp_path, monkeyp
         directory.make_attempt(2)
     assert (caught.value.path, caught.value.rank) == (str(tmp_path / "attempt_0" / "1"), 1)
     assert caught.value.reason == "No space left on device"
-
-
-def test_write_atomic_keeps_the_old_file_when_the_disk_is_full(tmp_path, monkeypatch):
-    path = str(tmp_path / "result.json")
-    write_atomic(path, b"old")
-
-    def full(fd, data):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("os.write", full)
-    with pytest.raises(OutputError) as caught:
-        write_atomic(path, b"new")
-    assert caught.value.path == path
-    assert (tmp_path / "result.json").read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["result.json"]

@@ -16,7 +16,6 @@ from lllaunch.console.console import Console
 from lllaunch.errors import ExitCode, for_signal
 from lllaunch.events import (
     Exited,
-    PreloadBroken,
     SpawnerGone,
     Started,
     StartFailed,
@@ -46,7 +45,6 @@ from lllaunch.run.result import (
     NotStarted,
     OutOfMemory,
     PreflightFailure,
-    PreloadFailure,
     Raised,
     RunResult,
     SpawnerLost,
@@ -57,7 +55,6 @@ from lllaunch.run.result import (
 from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.supervisor.machine import (
     GroupEnd,
-    SignalProcess,
     SignalWorkers,
     StacksTaken,
     WatchdogFired,
@@ -315,13 +312,6 @@ def test_spawner_that_died_is_the_root_cause_of_all_that_had_not_ended():
     assert [own(each) for each in found.workers] == [Succeeded(), Succeeded()]
 
 
-def test_preload_that_failed_is_the_root_cause_of_all():
-    broken = PreloadBroken("nope", "ModuleNotFoundError: No module named 'nope'", "Traceback ...")
-    found = judge_attempt(attempt(WorkerRecord(0, 0), broken=broken))
-    assert found.root_cause.cause == PreloadFailure("nope", broken.reason)
-    assert found.root_cause.traceback == "Traceback ..."
-
-
 def test_signal_to_the_launcher_stops_an_attempt_that_had_not_failed():
     ended = worker(0, -15, at=1.1, sent=(sent(15, 1.05),))
     found = judge_attempt(attempt(ended), interrupted=True)
@@ -490,19 +480,6 @@ def hung(finding: Finding, blame: Blame | None = None, *workers: WorkerRecord, *
 def test_who_hangs(finding, blame, named, blamed):
     found = hung(finding, blame).hang
     assert (found.named, found.blamed) == (named, blamed)
-
-
-@pytest.mark.parametrize(
-    ("finding", "since"),
-    [
-        (ALL, FIRED - 300),
-        (Spinning((0, 1, 2), 300.0, 21), FIRED - 300),
-        (TIMER, FIRED - 10),
-        (TimedOut(60.0), None),
-    ],
-)
-def test_since_when(finding, since):
-    assert hung(finding).hang.since_ns == (None if since is None else T0 + int(since * S))
 
 
 def test_who_cannot_run_is_known_from_the_stall_and_from_the_stacks():
@@ -722,15 +699,6 @@ def test_first_finding_and_its_stacks_are_kept_with_their_files():
     assert files == ["/run/attempt_0/0/stacks.txt", ""]
 
 
-@pytest.mark.parametrize("pid", [101, 5555], ids=["the worker", "below it"])
-def test_signal_that_a_timer_asks_for_is_the_launcher_s(pid):
-    recorder = noted()
-    recorder.observe(SignalProcess(1, pid, 9))
-    recorder.observe(Exited(1, 101, -9, 2 * T0))
-    found = own(judge_attempt(recorder.latest()).workers[1])
-    assert found == ended_by_launcher(-9, 9)
-
-
 # In what way a worker failed
 
 
@@ -754,14 +722,3 @@ def test_fault_follows_from_how_it_ended(fact, signals, fault):
     record = recorder.latest()
     # as the judge says
     assert was_out_of_memory(record.workers[0], record) is (fault == "oom")
-
-
-def test_what_a_process_of_a_data_loader_raised_is_said_first() -> None:
-    text = (
-        "ValueError: Caught ValueError in DataLoader worker process 1.\n"
-        "Original Traceback (most recent call last):\n"
-        '  File "/home/u/data.py", line 7, in __getitem__\n'
-        "ValueError: bad image 2.png\n"
-    )
-    said = "raised ValueError: bad image 2.png (in DataLoader worker process 1)"
-    assert str(Raised(text, 1)) == said

@@ -50,9 +50,8 @@ from lllaunch.supervisor.machine import (
 )
 from lllaunch.timer.service import Rejected
 from lllaunch.watchdog.evidence import Blame, Frame, RankStack
-from lllaunch.watchdog.findings import OverMemory, Stalled, TimerExpired
+from lllaunch.watchdog.findings import TimerExpired
 from lllaunch.watchdog.progress import Progress
-from lllaunch.watchdog.sampling import Sample, WorkerSample
 from lllaunch.workers.log_files import LogsDest
 
 T0 = 1_700_000_000_000_000_000
@@ -235,11 +234,6 @@ def test_workers_that_hang_in_the_kernel(tmp_path):
     assert own(found.workers[1]) == Lost(why="kernel")
 
 
-def test_run_that_broke_off(tmp_path):
-    _, watcher = told(tmp_path, *START)
-    assert own(judge_attempt(watcher.records()[0]).workers[0]) == Lost(why="error")
-
-
 # What the user is told while the watchdog works, attempts are paused, and requests are refused
 
 
@@ -289,18 +283,6 @@ def test_timer_that_expires(tmp_path):
     ]
     types = [json.loads(line)["type"] for line in (tmp_path / "events.jsonl").open()]
     assert types[4:7] == ["WatchdogFired", "TakeStacks", "StacksTaken"]
-
-
-def test_only_what_the_attempt_ends_for_is_said(tmp_path):
-    stall = Stalled((0, 1), 600.0)
-    facts = WatchdogFired(stall, "hang"), WatchdogFired(TIMER, "hang")
-    lines = said(tmp_path, *facts, StacksTaken((), Blame(), stall))
-    assert lines == [
-        (
-            "watchdog: all workers stalled: no output, no CPU use and no heartbeat for 10 min;"
-            " taking stacks"
-        )
-    ]
 
 
 @pytest.mark.parametrize(
@@ -356,14 +338,6 @@ def test_other_restarts_are_not_counted(tmp_path):
     assert ends == ["restarting", "restarting", "restarting (1 of 1)"]
 
 
-def test_restart_after_a_finding_names_it(tmp_path):
-    fired = WatchdogFired(OverMemory(0, 9 << 30, 8 << 30), "oom")
-    again = StartWorkers(1, 1, "oom", 1)
-    lines = said(tmp_path, fired, SignalWorkers(15, "oom"), again, max_restarts=1)
-    text = "rank 10 used too much memory: 9.0 GiB, the limit is 8.0 GiB"
-    assert lines[-1] == f"attempt 0: {text}; restarting (1 of 1)"
-
-
 def test_of_requests_that_were_refused_the_first_is_told(tmp_path):
     bad = Rejected(77, "it has no scope_id", '{"pid": 77}')
     noise = Rejected(None, "it is not JSON (no)", "\\x1b[2J")
@@ -372,21 +346,6 @@ def test_of_requests_that_were_refused_the_first_is_told(tmp_path):
     assert lines == [f"warning: {text} (further ones are in events.jsonl)"]
     assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 4 + 22
     assert "was refused, it is not JSON (no): \\x1b" in said(tmp_path, noise)[0]
-
-
-def test_a_sample_is_no_event(tmp_path):
-    log = EventLog(str(tmp_path / "events.jsonl"), pytest.fail)
-    console = Console(io.StringIO(), cwd="/run")
-    watcher = RunObserver(spec(), log, console, samples=str(tmp_path / "samples.jsonl"))
-    for event in START:
-        watcher.begin(event) if isinstance(event, Attempt) else watcher.observe(event)
-    before = (tmp_path / "events.jsonl").read_text()
-    sample = Sample({1: WorkerSample(0.5, 1, 2.0, 3.0, 4)})
-    assert watcher.observe(sample) is sample
-    watcher.close()
-    assert (tmp_path / "events.jsonl").read_text() == before
-    (line,) = (tmp_path / "samples.jsonl").read_text().splitlines()
-    assert list(json.loads(line)["ranks"]) == ["11"]
 
 
 # What each worker gets

@@ -27,7 +27,6 @@ from lllaunch.run.repository import (
     remove,
     take,
 )
-from lllaunch.run.submission import Submission, read_submission
 from lllaunch.testing import leaked_fds, live_descendants, open_fds
 
 pytestmark = [
@@ -151,13 +150,6 @@ def test_the_same_content_is_the_same_commit(tree: Path, tmp_path: Path):
     assert git(tree, "for-each-ref", "refs/lllaunch") == ""
 
 
-def test_git_of_the_user_that_runs_meanwhile(tree: Path, tmp_path: Path):
-    (tree / ".git" / "index.lock").write_text("")  # as a commit does while its editor is open
-    (tree / ".git" / "HEAD.lock").write_text("")
-    (tree / "new").write_text("x")
-    assert (Path(taken(tree, tmp_path / "code").path) / "new").exists()
-
-
 def test_a_clean_tree(tree: Path, tmp_path: Path):
     found = taken(tree, tmp_path / "code")
     assert (found.changed, found.tree_commit) == (False, found.commit)
@@ -271,17 +263,6 @@ def test_untracked_keys_are_shared_and_in_no_commit(tree: Path, tmp_path: Path):
     assert git(tree, "hash-object", "--", ".env").strip() not in objects
 
 
-def test_beside_an_ignored_directory_that_it_lies_in(tree: Path):
-    (tree / ".gitignore").write_text("work/\n")
-    write(tree, "work/data/1", "work/runs/old")
-    found = taken(tree, tree / "work" / "runs" / "new" / "code")
-    code = Path(found.path)
-    assert (code / "work" / "data" / "1").read_text() == "x"
-    assert os.path.islink(code / "work")
-    remove(found, ENV)
-    assert (tree / "work" / "data" / "1").exists()
-
-
 def test_outputs_are_no_code_though_nobody_ignores_them(tree: Path):
     write(tree, "outputs/1/big", "multirun/1/big", "runs/1/big", "new/outputs/big", "new/mine.py")
     first = taken(tree / "new", tree / "runs" / "2" / "code")
@@ -364,49 +345,6 @@ def test_submodules_and_repositories_inside_are_shared(tree: Path, tmp_path: Pat
     remove(found, ENV)
     assert (tree / "third" / "lib" / "train.py").exists()
     assert git(tree, "worktree", "prune", "--verbose") == ""
-
-
-def test_files_that_git_is_told_to_take_for_unchanged(tree: Path, tmp_path: Path):
-    write(tree, "assumed", "skipped", "skipped and gone", text="old\n")
-    commit(tree)
-    git(tree, "update-index", "--assume-unchanged", "assumed")
-    git(tree, "update-index", "--skip-worktree", "skipped", "skipped and gone")
-    write(tree, "assumed", "skipped", text="new\n")
-    (tree / "skipped and gone").unlink()
-    code = Path(taken(tree, tmp_path / "code").path)
-    assert (code / "assumed").read_text() == "new\n"
-    assert (code / "skipped").read_text() == "new\n"
-    assert (code / "skipped and gone").read_text() == "old\n"
-    marked = "H .gitignore\nh assumed\nS skipped\nS skipped and gone\nH train.py"
-    assert git(tree, "ls-files", "-v") == marked
-
-
-@pytest.mark.parametrize("index", ["--sparse-index", "--no-sparse-index"])
-def test_a_sparse_checkout(tree: Path, tmp_path: Path, index: str):
-    write(tree, "in/a", "out/b", "in/deep/c", text="old\n")
-    commit(tree)
-    git(tree, "sparse-checkout", "set", "--cone", index, "in")
-    assert not (tree / "out").exists()
-    write(tree, "in/a", "aside/new", text="new\n")
-    before = visible(tree)
-    found = taken(tree, tmp_path / "code")
-    assert visible(tree) == before
-    assert (tmp_path / "code" / "in" / "a").read_text() == "new\n"
-    assert git(tree, "show", f"{found.tree_commit}:out/b") == "old"
-    assert git(tree, "show", f"{found.tree_commit}:aside/new") == "new"
-
-
-def test_changes_that_stat_does_not_tell(tree: Path, tmp_path: Path):
-    # changed within the tick in which the index was written, to the same size
-    path = tree / "train.py"
-    for number in range(5):
-        path.write_text("1\n")
-        git(tree, "add", ".")
-        path.write_text("2\n")
-        times = path.stat()
-        os.utime(tree / ".git" / "index", ns=(times.st_atime_ns, times.st_mtime_ns))
-        found = taken(tree, tmp_path / str(number))
-        assert (Path(found.path) / "train.py").read_text() == "2\n"
 
 
 def test_hooks_filters_and_settings_of_the_user(tree: Path, tmp_path: Path):
@@ -499,15 +437,6 @@ def test_places(tree: Path, tmp_path: Path, monkeypatch: Any):
     assert found.place("conf") == f"{code}/conf"
     monkeypatch.chdir(tmp_path)
     assert found.place("conf") == "conf"
-
-
-def test_a_submission_has_it(tree: Path, tmp_path: Path):
-    (tree / "new").write_text("x")
-    found = taken(tree, tmp_path / os.fsdecode(b"c\xff"))
-    Submission(snapshot=found).write(str(tmp_path))
-    submission = read_submission(str(tmp_path))
-    assert submission is not None
-    assert submission.snapshot == found
 
 
 def test_a_snapshot_goes_with_the_last_who_holds_it(tree: Path, tmp_path: Path) -> None:

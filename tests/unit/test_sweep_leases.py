@@ -197,13 +197,6 @@ def test_limits_of_cores_that_are_wrong(limit: Limit, problem: str) -> None:
     assert caught.value.exit_code == 2
 
 
-def test_all_that_is_wrong_is_told_together_and_in_short() -> None:
-    gpus, cpus = problems(gpus=["x" * 10_000], cpus=["y"])
-    assert gpus.startswith("hydra.launcher.gpus: ")
-    assert len(gpus) < 300
-    assert cpus.startswith("hydra.launcher.cpus: ")
-
-
 def fake_proc(directory: Path, cgroup: str, mounts: str, files: dict[str, str]) -> str:
     own = directory / "proc" / "self"
     own.mkdir(parents=True)
@@ -280,20 +273,6 @@ def held(leases: Leases) -> tuple[Lease, ...]:
 
 
 Two = tuple[Leases, Leases]
-
-
-def test_a_gpu_is_leased_once(launchers: Two) -> None:
-    one, other = launchers
-    assert one.acquire(gpus("a", "b")) is None
-    assert other.acquire(gpus("b")) == gpu("b")
-    assert other.acquire(gpus("c")) is None
-    one.release(gpus("a", "b"))
-    assert other.acquire(gpus("b")) is None
-    # all of it or nothing
-    assert one.acquire(gpus("d", "c", "a")) == gpu("c")
-    assert (held(one), held(other)) == ((), (gpu("c"), gpu("b")))
-    other.close()
-    assert one.acquire(gpus("c", "b")) is None
 
 
 def test_the_same_gpu_under_another_name_is_the_same_gpu() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import resource
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import given
@@ -323,16 +322,6 @@ def test_a_full_disk_is_told_and_the_directory_given_back(tmp_path: Path) -> Non
     # no half of a journal, and nobody holds it
     begin(path).close()
     assert len(records(path)) == 1
-
-
-def test_a_directory_without_locks_lets_everybody_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def flock(*_: object) -> NoReturn:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", flock)
-    begin(tmp_path).close()
 
 
 @pytest.fixture

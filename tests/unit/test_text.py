@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from lllaunch.text import (
     clean,
     coloured,
-    first_line,
     plain,
     printable,
     shorten,
@@ -48,9 +47,3 @@ def test_what_is_too_long_is_cut(short, text: str, most: int) -> None:
     assert len(short(text, most)) <= most
     if text.isprintable() and len(text) <= most:
         assert short(text, most) == text
-
-
-def test_the_first_line_says_something() -> None:
-    assert first_line("\n  \n  why  \nmore") == "why"
-    assert first_line("") == ""
-    assert first_line("x" * 20, 10) == "x" * 7 + "..."

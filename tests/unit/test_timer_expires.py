@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import math
 import os
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from support.launching import WAIT
 
 from lllaunch.timer import TimerClient, configure, deadline, expires
 from lllaunch.timer import api as client_module
@@ -59,20 +55,6 @@ def test_a_block_has_a_timer(client: Recorder) -> None:
         assert client.calls == [("acquire", "work")]
     assert client.calls == both("work")
     assert before + 60 <= client.expirations[0] <= time.time() + 60
-
-
-def test_a_time_before_the_epoch_is_over_and_not_taken_back(client: Recorder) -> None:
-    for after in (-5e9, -1e308):
-        with expires(after, "work"):
-            pass
-    assert client.expirations == [0.0, 0.0]
-
-
-def test_a_client_of_its_own_comes_before_the_configured_one(client: Recorder) -> None:
-    own = Recorder()
-    with expires(5, "work", own):
-        pass
-    assert (own.calls, client.calls) == (both("work"), [])
 
 
 def test_the_timer_is_taken_back_after_an_exception(client: Recorder) -> None:
@@ -153,20 +135,6 @@ def test_a_scope_that_is_held_gets_a_name_of_its_own(client: Recorder) -> None:
     assert client.calls[-2:] == both("work")
 
 
-def test_threads_do_not_share_a_timer(client: Recorder) -> None:
-    inside = threading.Barrier(8)
-
-    def work(_: int) -> None:
-        with deadline(5, "work"):
-            inside.wait(WAIT)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
-    names = {"work", *(f"work ({number})" for number in range(2, 9))}
-    for kind in ("acquire", "release"):
-        assert sorted(name for what, name in client.calls if what == kind) == sorted(names)
-
-
 def test_tasks_do_not_share_a_timer_nor_run_up_the_numbers(client: Recorder) -> None:
     async def work(step: int) -> None:
         async with deadline(5, "work"):
@@ -193,24 +161,6 @@ def test_a_decorated_function_has_a_timer_for_each_call(client: Recorder) -> Non
     assert (double(2), double(3)) == (4, 6)
     assert client.calls == both(f"{__file__}#{start}") * 2
     assert (double.__name__, double.__doc__) == ("double", "Doubles.")
-
-
-def test_methods_and_what_is_not_written_in_python_can_be_decorated(client: Recorder) -> None:
-    class Adder:
-        @expires(5, "method")
-        def add(self, one: int, two: int) -> int:
-            return one + two
-
-        @classmethod
-        @expires(5, "classmethod")
-        def make(cls) -> Adder:
-            return cls()
-
-    assert Adder.make().add(1, 2) == 3
-    assert expires(5)(functools.partial(pow, 2))(3) == 8
-    names = [name for what, name in client.calls if what == "acquire"]
-    assert names[:2] == ["classmethod", "method"]
-    assert names[2].startswith(f"{__file__}#")
 
 
 def steps() -> Iterator[int]:

@@ -77,26 +77,6 @@ def test_the_rate_is_that_of_late() -> None:
     assert slow.at(1300.0)[0].rate == pytest.approx(1 / 600)
 
 
-@pytest.mark.parametrize(
-    ("steps", "total"),
-    [((0, 1), 1e308), ((-1.7e308, 1.7e308), 1.8e308), ((0, 5e-324), 1.0), ((0, 1e-12), 1e-6)],
-)
-def test_what_no_training_can_have_is_no_rate_and_leaves_no_time(
-    steps: tuple[float, float], total: float
-) -> None:
-    found = ProgressTracker()
-    for second, step in enumerate(steps):
-        found.say(0, record(second + 1, step, total), second + 1)
-    left = found.at(2.0)[0]
-    assert left.eta is None
-    assert left.rate in {1.0, None}
-
-
-def test_a_step_that_a_pattern_captures_is_a_finite_number() -> None:
-    assert tracker(Captured({"step": math.inf})).at(2.0) == {}
-    assert step_of(tracker(Captured({"step": 1.0, "total": math.inf}))) == (1.0, None)
-
-
 OTHER = OtherOutput()
 TRAINING = [bar(1000, 1000, "download"), bar(1, 500), bar(40, 500), bar(2, 10, "evaluate")]
 

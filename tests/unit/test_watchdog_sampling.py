@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from contextlib import nullcontext
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from lllaunch.linux import proc
 from lllaunch.linux.proc import ProcessFacts, ProcessTable
-from lllaunch.watchdog.sampling import Sampler, Usage, WorkerSample, between, size_of, trees
+from lllaunch.watchdog.sampling import Sampler, Usage, WorkerSample, between, trees
 
 WORKER, CHILD, GRANDCHILD, ORPHAN, OTHER = 100, 101, 102, 103, 200
 
@@ -100,12 +99,6 @@ def test_shared_memory_is_counted_once_but_not_where_reading_could_hang() -> Non
     assert sampler.shared_out(usage[0]) == 300
 
 
-def test_files_that_are_not_there_are_empty(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"12345")
-    (tmp_path / "b").write_bytes(b"12")
-    assert size_of([str(tmp_path / name) for name in ("a", "b", "c")]) == 7
-
-
 # Samples
 
 
@@ -151,22 +144,6 @@ class Machine:
             Entry("version", 1),
             *(Entry(str(pid), each[0]) for pid, each in self.there.items()),
         ]
-
-
-def test_a_process_is_read_once_and_again_if_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    machine = Machine(monkeypatch)
-    for pid in (10, 11, 12):
-        machine.start(pid, 1, 1000 + pid)
-    table = ProcessTable()
-    assert {each.pid for each in table.look()} == {10, 11, 12}
-    machine.read.clear()
-    machine.start(13, 11, 1013)
-    assert {each.pid for each in table.look([11])} == {10, 11, 12, 13}
-    assert sorted(machine.read) == [11, 13]
-    del machine.there[10]
-    assert {each.pid for each in table.look([10])} == {11, 12, 13}
 
 
 @pytest.mark.parametrize("reused", [True, False])

@@ -85,14 +85,6 @@ def test_uninterruptible_sleep_and_stopped_workers_are_told_apart() -> None:
     assert found == Stalled((0, 1, 2), 30.0, "group", asleep=(1,), stopped=(2,))
 
 
-def test_output_that_shrinks_and_cpu_that_falls() -> None:
-    """A truncated log is a sign of life; a child's CPU time that went with it is none."""
-    looks = [{0: Usage(5.0, output=size)} for size in (9, 9, 1)]
-    assert watched(looks, limit=20.0) == [None, None, None]
-    looks = [{0: Usage(cpu)} for cpu in (5.0, 4.0, 3.0)]
-    assert watched(looks, limit=20.0)[-1] == Stalled((0,), 20.0, "group")
-
-
 @given(
     st.lists(
         st.dictionaries(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import struct
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from lllaunch.supervisor.watchdog import WatchdogDriver
 from lllaunch.testing import FakeClock
 from lllaunch.watchdog.findings import HeartbeatLost, OverMemory, Silent, Stalled, TimedOut
 from lllaunch.watchdog.sampling import Sample, Sampler, Usage
-from lllaunch.watchdog.scratch import Scratch, remove_left
+from lllaunch.watchdog.scratch import remove_left
 
 MIB = 1 << 20
 FILES = {0: "/no/stdout", 1: "/no/stdout"}
@@ -263,21 +262,6 @@ def test_silence_is_that_of_all_workers_however_busy(play: Play) -> None:
     assert 300.0 <= found.seconds <= 315.0
 
 
-def test_a_stall_is_found_beside_a_short_silence_though_a_thread_wakes_up(
-    play: Play,
-) -> None:
-    watch = play(WatchdogPolicy(stall=1800.0, silence=60.0, report=frozenset({"silence"})))
-    found: list[object] = []
-    for second in range(0, 3600, 5):
-        # four tenths of a second in ten: more than idle in five seconds, less in the ninety
-        # between two looks for a stall
-        cpu = 0.4 * (second // 10)
-        watch.sampler.usages = {rank: Usage(cpu, 0, "S", (100 + rank,)) for rank in (0, 1)}
-        found += watch.after(5.0)
-    assert any(isinstance(each, Stalled) for each in found)
-    assert any(isinstance(each, Silent) for each in found)
-
-
 def test_memory_is_measured_exactly_before_anybody_is_accused(play: Play) -> None:
     watch = play(WatchdogPolicy(memory=100 * MIB))
     watch.sampler.usages = {1: Usage(0.0, 200 * MIB, "S", (101,))}
@@ -385,27 +369,6 @@ def test_places_that_killed_launchers_left_are_removed_by_the_next(
     assert {*tmp_path.iterdir()} == before - {left}
     used.close()
     assert {*tmp_path.iterdir()} == {users, young}
-
-
-def test_its_directory_goes_without_a_descriptor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    scratch = Scratch()
-    Path(scratch.file("heartbeats")).touch()
-    Path(scratch.file("0")).touch()
-    taken = [os.open(os.devnull, os.O_RDONLY)]
-    while taken[-1] < scratch._lock:
-        taken.append(os.open(os.devnull, os.O_RDONLY))
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (scratch._lock + 1, limits[1]))
-    try:
-        scratch.remove()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-        for fd in taken:
-            os.close(fd)
-    assert os.listdir(tmp_path) == []
 
 
 def test_what_a_killed_process_leaves_is_removed(

@@ -14,25 +14,12 @@ from hypothesis import strategies as st
 from lllaunch.spawner.protocol import (
     MAX_FDS,
     Channel,
-    Function,
     Message,
-    Module,
-    Pickled,
-    Program,
-    Script,
     connected,
 )
 
 # also what is no UTF-8, as an environment may hold it
 TEXT = st.text(st.characters(codec=None), max_size=20)
-ARGV = st.lists(TEXT, max_size=3).map(tuple)
-TARGETS = st.one_of(
-    st.builds(Program, TEXT, ARGV),
-    st.builds(Script, TEXT, ARGV),
-    st.builds(Module, TEXT, ARGV),
-    st.builds(Function, TEXT, TEXT, st.binary(max_size=20)),
-    st.builds(Pickled, st.binary(max_size=20)),
-)
 
 
 @pytest.fixture
@@ -97,15 +84,6 @@ def test_descriptors_arrive_with_their_message_however_large(ends: tuple[Channel
             os.close(read)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(pipes[2][0])
-
-
-def test_what_the_socket_does_not_take_waits(ends: tuple[Channel, Channel]) -> None:
-    one, two = ends
-    sent = 0
-    while not one.pending:
-        one.queue({"n": sent, "payload": b"x" * 10_000})
-        sent += 1
-    assert [message.header["n"] for message in pump(one, two)] == [*range(sent)]
 
 
 def test_a_message_has_room_for_many_descriptors(ends: tuple[Channel, Channel]) -> None:
