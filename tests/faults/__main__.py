@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
 import secrets
 import shutil
@@ -15,17 +16,18 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from tests.faults.checks import CHECKS, violations
-from tests.faults.scenarios import ENDING, Scenario, scenario
+from tests.faults.scenarios import ENDING, scenario
 from tests.faults.world import Unable, perform
 from tests.support.foreground import heed_signals
 
-_LIMIT = 240.0
+_LIMIT = 240
 """Seconds that a scenario may take; the waits in it are bounded, so none does."""
 
 
@@ -41,18 +43,20 @@ class Outcome:
     """
 
     number: int
-    family: str = ""
+    family: str
     faults: list[str] = field(default_factory=list)
     missed: int = 0
     violations: list[tuple[str, str]] = field(default_factory=list)
     unable: str = ""
-    seconds: float = 0.0
 
 
-def judge(what: Scenario, root: Path) -> Outcome:
-    """Perform a scenario in this process and check it."""
-    began = time.monotonic()
-    outcome = Outcome(what.number, what.family)
+def judge(seed: str, number: int, root: Path) -> Outcome:
+    """Perform a scenario in this process, which has no other, and check it."""
+    for signum in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(signum, _give_up)
+    signal.alarm(_LIMIT)
+    what = scenario(seed, number)
+    outcome = Outcome(number, what.family)
     try:
         seen = perform(what, root)
     except Unable as e:
@@ -72,77 +76,7 @@ def judge(what: Scenario, root: Path) -> Outcome:
         "entries": seen.entries,
     }
     (root / "observed.json").write_text(json.dumps(facts, indent=1))
-    outcome.seconds = time.monotonic() - began
     return outcome
-
-
-class Pool:
-    """Scenarios side by side, each in a process and a directory of its own."""
-
-    def __init__(self, args: argparse.Namespace, place: Path) -> None:
-        self._args = args
-        self._place = place
-        self._running: dict[int, tuple[int, Path, float]] = {}
-
-    def outcomes(self, numbers: Iterator[int]) -> Iterator[Outcome]:
-        """Perform scenarios; yield what came of each as soon as it is there."""
-        deadline = time.monotonic() + (self._args.seconds or math.inf)
-        while True:
-            while len(self._running) < self._args.jobs and time.monotonic() <= deadline:
-                if (number := next(numbers, None)) is None:
-                    break
-                self._start(number)
-            if not self._running:
-                return
-            yield self._wait()
-
-    def close(self) -> None:
-        """End the scenarios that are being performed; each ends what it has started."""
-        for pid in self._running:
-            os.kill(pid, signal.SIGTERM)
-        for pid in self._running:
-            os.waitpid(pid, 0)
-
-    def _start(self, number: int) -> None:
-        root = self._place / str(len(list(self._place.iterdir())))
-        root.mkdir()
-        sys.stdout.flush()
-        pid = os.fork()
-        if pid:
-            self._running[pid] = (number, root, time.monotonic())
-            return
-        code = 70
-        try:
-            os.setsid()
-            for signum in (signal.SIGTERM, signal.SIGALRM):
-                signal.signal(signum, _give_up)
-            signal.alarm(int(_LIMIT))
-            outcome = judge(scenario(self._args.seed, number), root)
-            (root / "outcome.json").write_text(json.dumps(vars(outcome)))
-            code = 0
-        except BaseException:
-            (root / "harness.txt").write_text(traceback.format_exc())
-            raise
-        finally:
-            os._exit(code)
-
-    def _wait(self) -> Outcome:
-        pid, status = os.wait()
-        number, root, began = self._running.pop(pid)
-        if status == 0:
-            outcome = Outcome(**json.loads((root / "outcome.json").read_text()))
-        else:
-            text = root / "harness.txt"
-            why = text.read_text() if text.exists() else f"wait status {status}"
-            outcome = Outcome(number, "?", violations=[("harness", why)])
-            outcome.seconds = time.monotonic() - began
-        if outcome.violations:
-            print(_violation(self._args, outcome, root), flush=True)
-        else:
-            shutil.rmtree(root, ignore_errors=True)
-            # its name is not given again
-            root.mkdir()
-        return outcome
 
 
 def _give_up(signum: int, frame: FrameType | None) -> NoReturn:
@@ -150,26 +84,60 @@ def _give_up(signum: int, frame: FrameType | None) -> NoReturn:
     raise AssertionError(f"the scenario was ended by {signal.Signals(signum).name}")
 
 
-def _violation(args: argparse.Namespace, outcome: Outcome, root: Path) -> str:
-    head = f"{outcome.number} ({outcome.family}): {', '.join(outcome.faults) or 'no fault'}"
-    found = [f"  {check}: {text}" for check, text in outcome.violations]
-    again = f"  again: python -m tests.faults --seed {args.seed} --only {outcome.number}"
-    return "\n".join([head, *found, again, f"  its files: {root}"])
+def perform_all(args: argparse.Namespace, place: Path) -> Iterator[Outcome]:
+    """Perform scenarios side by side, each in a process and a directory of its own."""
+    numbers = iter(range(args.n or 1_000_000) if args.only is None else [args.only] * args.times)
+    deadline = time.monotonic() + (args.seconds or math.inf)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    running: dict[Future[Outcome], tuple[int, Path]] = {}
+    pool = ProcessPoolExecutor(args.jobs, context, os.setsid, max_tasks_per_child=1)
+    try:
+        while True:
+            while len(running) < args.jobs and time.monotonic() <= deadline:
+                if (number := next(numbers, None)) is None:
+                    break
+                root = Path(tempfile.mkdtemp(prefix=f"{number}-", dir=place))
+                running[pool.submit(judge, args.seed, number, root)] = number, root
+            if not running:
+                return
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                yield _told(args, done, *running.pop(done))
+    finally:
+        # each ends what it has started
+        for process in list(pool._processes.values()) if running else ():
+            process.terminate()
+        pool.shutdown()
+
+
+def _told(args: argparse.Namespace, done: Future[Outcome], number: int, root: Path) -> Outcome:
+    """What came of a scenario; what is violated is printed, and its files stay."""
+    if error := done.exception():
+        why = "".join(traceback.format_exception(error))
+        outcome = Outcome(number, "?", violations=[("harness", why)])
+    else:
+        outcome = done.result()
+    if not outcome.violations:
+        shutil.rmtree(root, ignore_errors=True)
+        return outcome
+    print(f"{number} ({outcome.family}): {', '.join(outcome.faults) or 'no fault'}")
+    for check, text in outcome.violations:
+        print(f"  {check}: {text}")
+    again = f"python -m tests.faults --seed {args.seed} --only {number}"
+    print(f"  again: {again}\n  its files: {root}", flush=True)
+    return outcome
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
     """Return faults by kind against checks: in how many scenarios, and with how many violations."""
-    checks = [*CHECKS, "harness"]
     rows: dict[str, Counter[str]] = {}
-    for outcome in outcomes:
-        if outcome.unable:
-            continue
+    for outcome in (each for each in outcomes if not each.unable):
         for kind in {*outcome.faults, "ALL"}:
             row = rows.setdefault(kind, Counter())
             row["runs"] += 1
             row["faults"] += outcome.faults.count(kind) if kind != "ALL" else len(outcome.faults)
             row.update({check for check, _ in outcome.violations})
-    columns = ["runs", "faults", *checks]
+    columns = ["runs", "faults", *CHECKS, "harness"]
     order = sorted(rows, key=lambda kind: (kind == "ALL", kind))
     width = max((len(kind) for kind in order), default=4)
     head = " " * width + "".join(f" {name:>7}" for name in columns)
@@ -180,8 +148,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join([head, *body])
 
 
-def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the command line's options."""
+def main() -> int:
+    """Perform scenarios; return 1 if anything was violated."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("-n", type=int, default=0, help="how many; without: see --seconds")
     parser.add_argument("--seconds", type=float, default=0, help="start none after so many seconds")
@@ -189,39 +157,26 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", type=int, help="perform this scenario alone")
     parser.add_argument("--times", type=int, default=1, help="how often to perform --only")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
-    args = parser.parse_args(argv)
+    args = parser.parse_args()
     args.seed = args.seed or secrets.token_hex(4)
     if not args.n and not args.seconds:
         args.n = 100
-    return args
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Perform scenarios; return 1 if anything was violated."""
-    args = arguments(argv)
     heed_signals()
     print(f"seed {args.seed}", flush=True)
-    numbers = iter(range(args.n or 1_000_000))
     if args.only is not None:
-        numbers = iter([args.only] * args.times)
         print(scenario(args.seed, args.only), flush=True)
     place = Path(tempfile.mkdtemp(prefix="lf-"))
     began = time.monotonic()
-    pool = Pool(args, place)
-    try:
-        outcomes = list(pool.outcomes(numbers))
-    finally:
-        pool.close()
+    outcomes = list(perform_all(args, place))
     print(table(outcomes))
     missed = sum(outcome.missed for outcome in outcomes)
-    unable = Counter(outcome.unable for outcome in outcomes if outcome.unable)
     bad = sum(bool(outcome.violations) for outcome in outcomes)
     faults = sum(len(outcome.faults) for outcome in outcomes)
     print(
         f"{len(outcomes)} scenarios, {faults} faults ({missed} more came too late), "
         f"{bad} with violations, {time.monotonic() - began:.0f} s, seed {args.seed}"
     )
-    for why, count in unable.items():
+    for why, count in Counter(each.unable for each in outcomes if each.unable).items():
         print(f"{count} scenarios were not performed: {why}")
     if not bad:
         shutil.rmtree(place, ignore_errors=True)
@@ -229,4 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # by its own name, by which other processes find what is in it
+    from tests.faults import __main__ as own
+
+    sys.exit(own.main())

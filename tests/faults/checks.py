@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.faults.worker import pieces
-from tests.faults.world import SECRET, Injected, Launched, Observed
+from tests.faults.world import Injected, Launched, Observed
 
 _SLACK = 2_000_000_000
 """Nanoseconds that news may take on a busy machine, from a process to the launcher."""
@@ -507,20 +507,6 @@ def debris(seen: Observed) -> Iterator[str]:
     yield from seen.debris
 
 
-def looks(seen: Observed) -> Iterator[str]:
-    """Verbs end, say what is wrong in words, and show nothing from outside of the directory."""
-    named = has(seen, "plant") and seen.injected[-1].fault.name == "name"
-    for verb, status, text in seen.looked:
-        if status not in {0, 1, 2, 3, 6}:
-            yield f"{verb}: {status}"
-        if "Traceback" in text or "internal error" in text:
-            yield f"{verb} shows: {text[-300:]!r}"
-        if SECRET in text:
-            yield f"{verb} shows what a link leads to"
-        if named and "html" not in verb and re.search("\x1b|\u202e|\nmoved", text):
-            yield f"{verb} lets a name move the cursor"
-
-
 # Sweeps and launchers side by side
 
 
@@ -633,7 +619,6 @@ CHECKS: dict[str, Callable[[Observed], Iterator[str]]] = {
     "leases": leases,
     "message": message,
     "debris": debris,
-    "looks": looks,
 }
 
 

@@ -19,9 +19,6 @@ DAMAGES = (
 )
 """What is done to a journal."""
 
-HOSTILE = ("fifo", "zeros", "link", "sparse", "nested", "name")
-"""What somebody puts in the place of a file of a directory that others look at."""
-
 _SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT", "SIGSTOP")
 
 
@@ -65,13 +62,13 @@ class Fault:
 
     Attributes:
         what: ``signal``, ``fill``, ``remove``, ``rename``, ``close``, ``block``, ``files``,
-            ``processes``, ``second``, ``damage`` or ``plant``.
+            ``processes``, ``second`` or ``damage``.
         at: what it follows: ``start`` of the launcher, ``worker`` (the first has begun), ``kin``,
             ``end`` (the first worker's), ``started`` or ``ended`` (a job's), ``result``, ``fault``
             (the one before).
         delay: seconds from there.
         target: ``launcher``, ``spawner``, ``worker``, ``job`` (its launcher), or one of `KIN`.
-        name: the signal's, or the damage's, or of `HOSTILE`.
+        name: the signal's, or the damage's.
         hold: seconds until it is taken back; None: never.
         again: seconds until the same happens once more; None: never.
         amount: how much is left: descriptors, processes; or where in a file, as a fraction.
@@ -101,7 +98,6 @@ class Fault:
             "processes": "no processes",
             "second": "second launcher",
             "damage": f"journal {self.name}",
-            "plant": f"hostile {self.name}",
         }[self.what]
 
 
@@ -110,7 +106,7 @@ class Scenario:
     """One run or sweep, and what happens to it.
 
     Attributes:
-        family: ``run``, ``place``, ``pair``, ``sweep``, ``journal`` or ``look``.
+        family: ``run``, ``place``, ``pair``, ``sweep`` or ``journal``.
         cgroups: whether lllaunch sees the machine's.
         form: of the entrypoint: ``script``, ``function``, ``module`` or ``program``.
         launch: keys of the ``launch`` node.
@@ -135,16 +131,12 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
 
 
-_FAMILIES = {"run": 50, "place": 18, "pair": 6, "sweep": 18, "journal": 8, "look": 8}
-
-
 def scenario(seed: str, number: int) -> Scenario:
     """Return the scenario of a number from 0; the seed is any text."""
     rng = Random(f"{seed}/{number}")
-    (family,) = rng.choices(list(_FAMILIES), list(_FAMILIES.values()))
-    draw = {"run": _run, "place": _place, "pair": _pair, "sweep": _sweep, "journal": _journal}
-    draw |= {"look": _look}
-    return draw[family](rng, Scenario(seed, number, family, cgroups=rng.random() < 0.4))
+    (draw,) = rng.choices([_run, _place, _pair, _sweep, _journal], [50, 18, 6, 18, 8])
+    base = Scenario(seed, number, draw.__name__[1:], cgroups=rng.random() < 0.4)
+    return draw(rng, base)
 
 
 def _launch(rng: Random, nproc: int) -> dict[str, object]:
@@ -321,15 +313,4 @@ def _journal(rng: Random, base: Scenario) -> Scenario:
         acts={"*": ((act,),)},
         jobs=(0, 1, 2),
         faults=tuple(faults),
-    )
-
-
-def _look(rng: Random, base: Scenario) -> Scenario:
-    """A run or a sweep that is over; in a copy something is planted, and every verb looks at it."""
-    return replace(
-        base,
-        launch={"nproc": 1, "tee": "none", "redirects": "all"},
-        acts={"*": ((Act(lines=1),),)},
-        jobs=rng.choice([(), (), (0, 1)]),
-        faults=(Fault("plant", "end", 0.0, name=rng.choice(HOSTILE), amount=rng.random()),),
     )

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.faults.checks import CHECKS, violations
-from tests.faults.scenarios import DAMAGES, HOSTILE, KIN, Act, Fault, Scenario, scenario
+from tests.faults.scenarios import DAMAGES, KIN, Act, Fault, Scenario, scenario
 from tests.faults.worker import pieces
 from tests.faults.world import Injected, Launched, Observed, Resumed, damaged
 
@@ -46,7 +46,6 @@ def test_every_kind_of_fault_is_drawn() -> None:
     expected |= {f"journal {how}" for how in DAMAGES}
     expected |= {"disk full", "directory removed", "directory renamed", "journal removed"}
     expected |= {"console closed", "console blocked", "no descriptors", "no processes"}
-    expected |= {f"hostile {what}" for what in HOSTILE}
     assert expected | {"second launcher"} <= drawn
 
 
@@ -141,7 +140,6 @@ SPOILT: list[tuple[str, Callable[[Made], object]]] = [
     ("leases", _taken("gpu-x")),
     ("message", _traceback),
     ("debris", lambda made: made.seen.debris.append("/tmp/left")),
-    ("looks", lambda made: made.seen.looked.append(("ls", None, ""))),
 ]
 
 

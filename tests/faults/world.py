@@ -16,7 +16,6 @@ import resource
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -40,8 +39,6 @@ _SETTLE = 30.0
 """Seconds after the end of the last launcher in which all that it had started must be gone."""
 _SMALL_PIPE = 4096
 _CGROUPS = Path("/sys/fs/cgroup")
-SECRET = "hunter22"
-"""What a link in a hostile directory leads to."""
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE, _MNT_DETACH = 0x20000, 0x4000, 1 << 18, 2
 
 
@@ -121,8 +118,6 @@ class Observed:
         bystanders: for each, whether it lives, and the signals that it got.
         debris: files, directories and cgroups that were left in places that belong to nobody.
         entries: of the ledger.
-        looked: verbs that looked at a hostile directory, their exit status (None: it did not end)
-            and what they showed.
     """
 
     scenario: Scenario
@@ -136,7 +131,6 @@ class Observed:
     resumed: list[Resumed] = field(default_factory=list)
     debris: list[str] = field(default_factory=list)
     entries: list[dict[str, Any]] = field(default_factory=list)
-    looked: list[tuple[str, int | None, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -546,38 +540,6 @@ class World:
         found = [process for process in _below() if process.pid not in apart]
         return [process for process in found if _BYSTANDER not in proc.command(process.pid, 4096)]
 
-    def look_at(self, fault: Fault) -> None:
-        """Plant something in a copy of the directory, and let every verb look at it."""
-        place = self.root / "foreign" / "outputs"
-        directory = place / ("a\x1b[2J\u202e\nmoved" if fault.name == "name" else "run")
-        shutil.copytree(self.run_dir, directory, symlinks=True)
-        files = sorted(path for path in directory.rglob("*") if path.is_file())
-        file = files[int(fault.amount * len(files))]
-        secret = place.parent / "secret"
-        signer = f"pid {self._bystanders('apart')[0]} on {socket.gethostname()}"
-        # whichever of the two somebody believes
-        secret.write_text(f"{signer}\n" if ".lock" in file.name else SECRET)
-        planted[fault.name](file, secret)
-        for verb in VERBS:
-            words = [word.format(os.path.relpath(directory, place.parent)) for word in verb.split()]
-            command = [sys.executable, "-m", "lllaunch", *words]
-            environ = {"PATH": os.environ["PATH"], "HOME": str(self.root / "home")}
-            try:
-                ended = subprocess.run(
-                    command,
-                    cwd=place.parent,
-                    env=environ,
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    timeout=_PATIENCE,
-                    check=False,
-                )
-            except subprocess.TimeoutExpired:
-                self.seen.looked.append((verb, None, ""))
-            else:
-                text = (ended.stdout + ended.stderr).decode(errors="replace")
-                self.seen.looked.append((verb, ended.returncode, text))
-
     def observe(self) -> Observed:
         """Write down the rest of what can be seen, and end everything that is alive."""
         kinds = {entry["pid"]: _kind(entry) or "worker" for entry in self.seen.entries}
@@ -624,31 +586,6 @@ class World:
             self._pids_cgroup = None
 
 
-def _replaced(make: Callable[[Path, Path], object]) -> Callable[[Path, Path], None]:
-    def replace(path: Path, secret: Path) -> None:
-        path.unlink()
-        make(path, secret)
-
-    return replace
-
-
-planted: dict[str, Callable[[Path, Path], None]] = {
-    "fifo": _replaced(lambda path, _: os.mkfifo(path)),
-    "zeros": _replaced(lambda path, _: path.symlink_to("/dev/zero")),
-    "link": _replaced(lambda path, secret: path.symlink_to(secret)),
-    "sparse": _replaced(lambda path, _: (path.touch(), os.truncate(path, 1 << 31))),
-    "nested": _replaced(lambda path, _: path.write_text('{"a": ' + "[" * 60_000)),
-    "name": lambda path, secret: None,
-}
-"""What is put in the place of a file, by `HOSTILE`; a name is that of the directory."""
-
-VERBS = (
-    *("ls --jobs", "ls --json", "show {}", "show --json {}", "report {}", "top --once --plain"),
-    *("report --format=html {}", "top --once --json {}", "logs {}", "logs --launcher {}"),
-    *("stacks {}", "wait {}", "stop {}", "stop --now {}"),
-)
-
-
 def _below() -> list[proc.ProcessFacts]:
     """All live descendants of this process."""
     found, queue = [], [os.getpid()]
@@ -683,13 +620,9 @@ def perform(scenario: Scenario, root: Path) -> Observed:
         for fault in limits:
             world.note(fault)
         others = [fault for fault in scenario.faults if fault not in limits]
-        world.drive([fault for fault in others if fault.what not in {"damage", "plant"}])
+        world.drive([fault for fault in others if fault.what != "damage"])
         if scenario.jobs:
             _resume(world)
-        for fault in scenario.faults:
-            if fault.what == "plant":
-                world.note(fault)
-                world.look_at(fault)
         return world.observe()
     finally:
         world.end()
