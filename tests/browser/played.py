@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from support.project import Project
+from support.launching import Project
 
 from benchmarks.generated import write_run, write_sweep
 

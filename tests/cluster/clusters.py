@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, NamedTuple
 
-from support.launching import WAIT, until
-from support.sweeping import Running
+from support.launching import WAIT, Project, Running, until
 
 from cluster.networks import INTERFACE, Network
-from cluster.slurm import verb
 
 PORT = 29400
 # However busy this machine is, no node is lost that is there; and where one is to be lost, that
@@ -166,9 +163,9 @@ class Cluster:
             self.write("worker.py", WORKER)
         command = [*self.network.command(number), sys.executable, "-m", module, *args]
         # gloo takes the address of the host's name, which here has none
-        env = {**os.environ, "GLOO_SOCKET_IFNAME": INTERFACE, **(environ or {})}
+        env = {"GLOO_SOCKET_IFNAME": INTERFACE, **(environ or {})}
         name = f"{self.network.host(number)} ({module})"
-        node = Node(name, command, self.directory(number), env, len(self.nodes))
+        node = Node(name, command, self.directory(number), env)
         self.nodes.append(node)
         return node
 
@@ -220,7 +217,7 @@ class Cluster:
 
     def verb(self, *args: str) -> str:
         """Run a verb where machine 0 runs; return what it printed."""
-        done = verb(self.directory(0), *args)
+        done = Project(self.directory(0)).lllaunch(*args)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

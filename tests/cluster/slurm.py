@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -373,20 +372,6 @@ def patiently(look: Callable[[], Any], what: str) -> Any:
         assert time.monotonic() < deadline, f"waited {WAIT:g} s in vain for {what}"
         time.sleep(0.1)
     return found
-
-
-def verb(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Call a command of lllaunch in a project."""
-    return subprocess.run(
-        [sys.executable, "-m", "lllaunch", *words],
-        cwd=directory,
-        env=os.environ,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=WAIT,
-        check=False,
-    )
 
 
 @contextlib.contextmanager

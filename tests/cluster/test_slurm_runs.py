@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -12,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.launching import text_of
-from support.sweeping import Running
+from support.launching import Project, Running, text_of
+from support.repositories import commit, git
 
 from cluster.clusters import LOSES, SETTINGS
-from cluster.slurm import WAIT, Slurm, patiently, verb
+from cluster.slurm import WAIT, Slurm, patiently
 
 # What most workers run: each says at its start what it finds, and steps until there is a file `go`.
 # On SIGTERM it takes its time to save how far it came, which is when a second signal would hurt.
@@ -69,18 +68,17 @@ class Run:
         self.slurm = slurm
         self.root = directory
         self.path = directory / "run"
-        (directory / "conf" / "exp").mkdir(parents=True, exist_ok=True)
+        project = Project(directory)
         if script:
-            (directory / "work.py").write_text(script)
+            project.write("work.py", script)
         node = {"entrypoint": "work.py", "nproc": 1, "grace_period": "4s", **(launch or {})}
-        experiment = f"# @package _global_\n{json.dumps({'launch': node})}\n"
-        (directory / "conf" / "exp" / "test.yaml").write_text(experiment)
+        project.experiment("test", json.dumps(node))
         words = ["-m", "lllaunch", "+exp=test", "hydra.run.dir=run", "cluster=slurm", *overrides]
         self.command = [sys.executable, *words]
 
     def start(self) -> Run:
         """Start the launcher, without a terminal; return the run."""
-        self.launcher = Running(self.command, self.root, os.environ, 0)
+        self.launcher = Running(self.command, self.root)
         return self
 
     def submitted(self) -> Run:
@@ -137,17 +135,20 @@ class Run:
     def log(self) -> str:
         return text_of(self.path / "launcher.log")
 
+    def verb(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return Project(self.root).lllaunch(*words)
+
     def over(self) -> int:
         """Wait until it is over; return the exit code that `wait` has."""
-        return verb(self.root, "wait", "run").returncode
+        return self.verb("wait", "run").returncode
 
     def entry(self) -> dict[str, Any]:
         """Return what `ls` says of it."""
-        (found,) = json.loads(verb(self.root, "ls", "--json", "run").stdout)
+        (found,) = json.loads(self.verb("ls", "--json", "run").stdout)
         return dict(found)
 
     def show(self) -> str:
-        done = verb(self.root, "show", "run")
+        done = self.verb("show", "run")
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -354,7 +355,7 @@ def test_a_run_that_somebody_has_ended_does_not_come_back(
         if how == "scancel":
             slurm.call("scancel", run.job)
         else:
-            done = verb(run.root, "stop", run.job)
+            done = run.verb("stop", run.job)
             assert done.returncode == 0, done.stderr
             assert f"{state}, exit code 143" in done.stdout
         assert run.over() == 143
@@ -373,11 +374,6 @@ def test_a_run_that_somebody_has_ended_does_not_come_back(
 # The code
 
 
-def git(root: Path, *words: str) -> None:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    subprocess.run(["git", *identity, *words], cwd=root, capture_output=True, check=True)
-
-
 def test_a_run_that_waits_runs_the_code_of_its_submission(slurm: Slurm, tmp_path: Path) -> None:
     script, helper = tmp_path / "work.py", tmp_path / "helper.py"
     (tmp_path / ".gitignore").write_text("data\nrun/\n__pycache__/\n")
@@ -385,8 +381,8 @@ def test_a_run_that_waits_runs_the_code_of_its_submission(slurm: Slurm, tmp_path
     text = "import helper\nprint('script', 0, helper.VERSION, open('data').read())\n"
     script.write_text(text)
     helper.write_text("VERSION = 'committed'\n")
-    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
-        git(tmp_path, *words)
+    git(tmp_path, "init", "-q")
+    commit(tmp_path)
     script.write_text(text.replace("0", "1"))
     helper.write_text("VERSION = 'edited'\n")
     run = Run(slurm, tmp_path, HELD, script="").start().submitted()

@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.launching import text_of, until
-from support.project import Project, environment
-from support.sweeping import Ending, Running
+from support.launching import Running, text_of, until
+from support.repositories import commit, git
+from support.sweeping import Finished, SweepProject
 
-from cluster.slurm import WAIT, Slurm, verb
+from cluster.slurm import WAIT, Slurm
 from lllaunch.linux.gpus import PRETEND
 
 # What each job runs. It notes when it starts and ends, and goes on where an earlier start had come.
@@ -76,19 +74,17 @@ cluster: {mem_gb: 0.1, timeout_min: 5, detach: false, snapshot: none}
 """
 
 
-class Sweeps(Project):
-    """A project whose sweep is in ``sweep``, and what is known of it.
+class Sweeps(SweepProject):
+    """A project whose sweeps go to Slurm, and what is known of them.
 
     Args:
-        slurm: where its jobs go.
+        slurm: where their jobs go.
         root: the project's directory.
     """
 
     def __init__(self, slurm: Slurm, root: Path) -> None:
-        super().__init__(root)
+        super().__init__(root, gpus=0)
         self.slurm = slurm
-        self.sweep = root / "sweep"
-        self._started = 0
         self._running: list[Running] = []
         self.write("work.py", WORK)
         self.write("conf/exp/test.yaml", f"# @package _global_\n{EXPERIMENT}")
@@ -98,26 +94,17 @@ class Sweeps(Project):
     def start(
         self,
         *args: str,
-        env: Mapping[str, str] | None = None,
         python: tuple[str, ...] = ("-m", "lllaunch", "-m", "+exp=test"),
+        **options: Any,
     ) -> Running:
-        """Starts a sweep in ``sweep``; with ``hydra.launcher.resume=sweep`` goes on with it."""
-        self._started += 1
-        resumes = any(arg.startswith("hydra.launcher.resume=") for arg in args)
-        where = () if resumes else ("hydra.sweep.dir=sweep",)
-        environ = environment() | {PRETEND: ""} | dict(env or {})
-        command = [sys.executable, *python, *where, *args]
-        self._running.append(Running(command, self.root, environ, self._started))
+        self._running.append(super().start(*args, python=python, **options))
         return self._running[-1]
 
-    def run(self, *args: str, code: int = 0, **options: Any) -> Ending:
+    def run(self, *args: str, code: int = 0, **options: Any) -> Finished:
         return finish(self.start(*args, **options), code)
 
-    def resume(self, *args: str, **options: Any) -> Ending:
+    def resume(self, *args: str, **options: Any) -> Finished:
         return self.run("hydra.launcher.resume=sweep", *args, **options)
-
-    def verb(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return verb(self.root, *words)
 
     def close(self) -> None:
         for each in self._running:
@@ -153,18 +140,12 @@ class Sweeps(Project):
         paths = sorted(self.sweep.glob("submitted/*/submission.jsonl"))
         return [json.loads(path.read_text().splitlines()[-1])["job"] for path in paths]
 
-    def document(self) -> Any:
-        return json.loads((self.sweep / "sweep.json").read_text())
-
-    def states(self) -> dict[int, str]:
-        return {job["job"]: job["state"] for job in self.document()["jobs"]}
-
     def values(self) -> dict[int, Any]:
         return {job["job"]: job.get("return_value") for job in self.document()["jobs"]}
 
     def listed(self) -> tuple[Any, dict[int, str]]:
         """The sweep and its jobs' states, as ``ls --jobs`` tells them."""
-        done = self.verb("ls", "--json", "--jobs")
+        done = self.lllaunch("ls", "--json", "--jobs")
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         (sweep,) = [entry for entry in found if entry["kind"] == "sweep"]
@@ -178,7 +159,7 @@ class Sweeps(Project):
         )
 
 
-def finish(launcher: Running, code: int = 0) -> Ending:
+def finish(launcher: Running, code: int = 0) -> Finished:
     """Waits for a launcher, which ends with an exit code."""
     ended = launcher.finish(WAIT)
     assert ended.code == code, ended.err
@@ -355,7 +336,7 @@ def test_a_sweep_that_was_left_is_looked_at_waited_for_and_collected(
     ended = sweeps.run("does=ok,ok,ok", "x=1", code=2)
     assert "holds a sweep of which 2 batch jobs are not over" in ended.err
     sweeps.go()
-    waited = sweeps.verb("wait", "sweep")
+    waited = sweeps.lllaunch("wait", "sweep")
     assert waited.returncode == 6, (waited.stdout, waited.stderr)
     sweep, states = sweeps.listed()
     assert (sweep["state"], sweep["exit_code"]) == ("failed", 6)
@@ -364,8 +345,8 @@ def test_a_sweep_that_was_left_is_looked_at_waited_for_and_collected(
     sweeps.resume(*jobs)
     assert sweeps.starts() == {0: 1, 1: 2, 2: 1}
     assert sweeps.values() == {0: 10, 1: 10, 2: 10}
-    assert sweeps.verb("wait", "sweep").returncode == 0
-    assert "3 of 3 jobs succeeded" in sweeps.verb("show", "sweep").stdout
+    assert sweeps.lllaunch("wait", "sweep").returncode == 0
+    assert "3 of 3 jobs succeeded" in sweeps.lllaunch("show", "sweep").stdout
 
 
 # Failures
@@ -441,7 +422,7 @@ def test_stop_ends_all_jobs_of_a_sweep(slurm: Slurm, sweeps: Sweeps, lives: bool
         assert launcher.finish(WAIT).code == 0
     sweeps.until_started(0, 1)
     (sweeps.root / "room").touch()
-    stopped = sweeps.verb("stop", "sweep")
+    stopped = sweeps.lllaunch("stop", "sweep")
     assert stopped.returncode == 0, stopped.stderr
     # what has ended may be completing for a moment
     until(lambda: not slurm.queue(), "an empty queue")
@@ -453,7 +434,7 @@ def test_stop_ends_all_jobs_of_a_sweep(slurm: Slurm, sweeps: Sweeps, lives: bool
     assert [states[job] for job in (0, 1)] == ["signalled"] * 2
     assert not {*states.values()} & {"running", "queued", "succeeded"}
     assert set(sweeps.starts()) == {0, 1}
-    assert sweeps.verb("wait", "sweep").returncode not in {0, 2}
+    assert sweeps.lllaunch("wait", "sweep").returncode not in {0, 2}
 
 
 def test_ctrl_c_while_jobs_are_composed_submits_nothing(slurm: Slurm, sweeps: Sweeps) -> None:
@@ -468,7 +449,7 @@ def test_ctrl_c_while_jobs_are_composed_submits_nothing(slurm: Slurm, sweeps: Sw
     assert launcher.finish(WAIT).code == 143
     assert slurm.queue() == []
     assert sweeps.submitted() == []
-    assert sweeps.verb("wait", "sweep").returncode == 143
+    assert sweeps.lllaunch("wait", "sweep").returncode == 143
 
 
 # A user's own app
@@ -622,12 +603,6 @@ def test_a_cluster_that_does_not_answer_is_asked_again_and_left_in_the_end(
     assert sweeps.values() == {0: 10, 1: 20}
 
 
-def commit(root: Path) -> None:
-    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "first"]):
-        author = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        subprocess.run(["git", *author, *words], cwd=root, check=True, timeout=WAIT)
-
-
 def test_all_jobs_run_the_code_of_the_submission_which_goes_with_the_last_of_them(
     slurm: Slurm, sweeps: Sweeps
 ) -> None:
@@ -639,6 +614,7 @@ def test_all_jobs_run_the_code_of_the_submission_which_goes_with_the_last_of_the
         "lllaunch.report([version.VERSION, os.path.basename(os.getcwd())])\n",
     )
     sweeps.write(".gitignore", "sweep\n*.txt\n")
+    git(sweeps.root, "init", "-q")
     commit(sweeps.root)
     # all that follow wait in the queue for the first, and the code is another one by then
     sweep = sweeps.start(

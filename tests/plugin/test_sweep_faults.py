@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.launching import SLOW_SPAWNER, WAIT, gone, text_of, until
-from support.sweeping import Running, SweepProject
+from support.launching import SLOW_SPAWNER, WAIT, Running, gone, text_of, until
+from support.sweeping import SweepProject
 
 from lllaunch.errors import ConfigError
 from lllaunch.linux import proc

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.launching import WAIT, until
-from support.sweeping import Ending, SweepProject
+from support.launching import until
+from support.repositories import commit, git
+from support.sweeping import Finished, SweepProject
 
 # Each job waits until it may go on, and tells which code it is.
 WORK = """
@@ -26,14 +26,6 @@ def go(wait):
 LAUNCH = "{entrypoint: 'work:go', args: {wait: '${wait}'}, env: {JOB: '${hydra:job.num}'}}"
 
 
-def git(root: Path, *words: str) -> str:
-    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
-    done = subprocess.run(
-        ["git", *author, *words], cwd=root, capture_output=True, text=True, check=True, timeout=WAIT
-    )
-    return done.stdout
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> SweepProject:
     project = SweepProject(tmp_path)
@@ -42,14 +34,13 @@ def project(tmp_path: Path) -> SweepProject:
     project.write(".gitignore", "sweep\n*.txt\nbegan-*\ngo-on\n")
     project.experiment("test", LAUNCH, "wait: true\nx: 0\n")
     git(tmp_path, "init", "-q")
-    git(tmp_path, "add", "-A")
-    git(tmp_path, "commit", "-qm", "first")
+    commit(tmp_path)
     # not committed, and in the snapshot all the same
     project.write("part.py", "VERSION = 'second'\n")
     return project
 
 
-def swept(project: SweepProject, snapshot: str, *jobs: str, **options: Any) -> Ending:
+def swept(project: SweepProject, snapshot: str, *jobs: str, **options: Any) -> Finished:
     """Run two jobs, one after the other; the code changes while the first one runs."""
     sweep = project.start(
         *(jobs or ("+exp=test", "x=1,2")),
@@ -73,7 +64,7 @@ def test_all_jobs_run_the_code_as_it_was(project: SweepProject) -> None:
     assert ended.code == 0, ended.err
     assert returned(project) == ["second code code"] * 2
     found = project.result(1)["build"]
-    assert found["commit"] == git(project.root, "rev-parse", "HEAD").strip()
+    assert found["commit"] == git(project.root, "rev-parse", "HEAD")
     assert found["dirty"]
     assert found["snapshot"]["path"] == str(project.sweep / "code")
     assert "+VERSION = 'second'" in Path(found["snapshot"]["diff"]).read_text()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.sweeping import Ending, SweepProject
+from support.sweeping import Finished, SweepProject
 
 pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="Optuna's sweeper is not there")
 
@@ -58,7 +58,7 @@ def project(tmp_path: Path) -> SweepProject:
     return project
 
 
-def optimise(project: SweepProject, *args: str, **env: str) -> Ending:
+def optimise(project: SweepProject, *args: str, **env: str) -> Finished:
     # traced by coverage Hydra would print full tracebacks
     return project.run(*args, python=("train.py", "-m"), env=env)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.sweeping import Ending, SweepProject
+from support.sweeping import Finished, SweepProject
 
 OURS = "hydra/launcher=lllaunch"
 TWO = "hydra.launcher.nproc=2"
@@ -85,7 +85,7 @@ class Note(Callback):
 """
 
 
-def app(project: SweepProject, *args: str, script: str = "train.py", **options: Any) -> Ending:
+def app(project: SweepProject, *args: str, script: str = "train.py", **options: Any) -> Finished:
     return project.run(*args, python=(script, "-m"), **options)
 
 

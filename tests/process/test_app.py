@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.project import Project, result
+from support.launching import Project, result
 
 
 @pytest.fixture

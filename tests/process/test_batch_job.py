@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.launching import WAIT, until
-from support.project import Project, environment
+from support.launching import WAIT, Project, environment, until
 
 from lllaunch.run.directory import SUBMISSION
 from lllaunch.run.submission import (

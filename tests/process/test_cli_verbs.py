@@ -12,9 +12,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.launching import WAIT
+from support.launching import WAIT, Project
 from support.left import LeftRun
-from support.project import Project
 
 from lllaunch import verbs
 from lllaunch.app.command_line import VERBS

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.project import Project
+from support.launching import Project
 
 from lllaunch.app.app import read_again
 from lllaunch.config.cluster import CLUSTER_KEYS

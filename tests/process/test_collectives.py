@@ -6,8 +6,6 @@ import contextlib
 import json
 import signal
 import socketserver
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +14,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from support.launching import WAIT, Launcher, launch, text_of, until
+from support.launching import WAIT, Launcher, Project, launch, until
 
 from lllaunch.spawner.evidence import GROUPS
 from lllaunch.watchdog.collectives import read_trace
@@ -75,16 +73,15 @@ def said(launcher: Launcher, name: str, *texts: str) -> None:
     """Ask for the stacks until a scene is what they show: ranks may be on their way to it."""
     marks = [launcher.directory / f"{name}-{rank}" for rank in range(4)]
     until(lambda: all(mark.exists() for mark in marks), f"all ranks to begin {name}")
-    console = launcher.directory / "console"
 
     def shown() -> bool:
-        before = len(text_of(console))
+        before = len(launcher.err)
         launcher.signal(signal.SIGQUIT)
-        until(lambda: "All stacks:" in text_of(console)[before:], "the stacks")
-        words = " ".join(text_of(console)[before:].split())
+        until(lambda: "All stacks:" in launcher.err[before:], "the stacks")
+        words = " ".join(launcher.err[before:].split())
         return all(text in words for text in texts)
 
-    until(shown, f"{texts!r}; the console shows\n{text_of(console)}")
+    until(shown, f"{texts!r}; the console shows\n{launcher.err}")
     (launcher.directory / f"go-{name}").touch()
 
 
@@ -97,9 +94,7 @@ def looked_into(launcher: Launcher) -> None:
     asked: list[str] = []
 
     def look(*arguments: str) -> str:
-        command = [sys.executable, "-m", "lllaunch", "stacks", "run", *arguments]
-        options: Any = {"cwd": launcher.directory, "timeout": WAIT}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+        done = Project(launcher.directory).lllaunch("stacks", "run", *arguments)
         asked.append(done.stdout + done.stderr)
         return done.stdout
 
@@ -119,8 +114,7 @@ def looked_into(launcher: Launcher) -> None:
 def test_ranks_that_skip_or_reorder_collectives_in_all_groups(tmp_path: Path) -> None:
     (tmp_path / "scenes.py").write_text(SCENES)
     node = {"entrypoint": "scenes.py", "nproc": 4, "preload": ["torch"], "grace_period": "2s"}
-    with (tmp_path / "console").open("w") as console:
-        launcher = Launcher(tmp_path, node | {"tee": "none"}, stdout=console, stderr=console)
+    launcher = Launcher(tmp_path, node | {"tee": "none"})
     try:
         looked_into(launcher)
         (tmp_path / "go-missing").touch()

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.project import Project, environment
+from support.launching import Project, environment
 
 # What readline gives to the function
 HARNESS = """

@@ -81,11 +81,9 @@ def test_a_reader_that_goes_away_gets_no_words_about_it(tmp_path: Path) -> None:
         "print('last', flush=True)\n"
     )
     node = {"entrypoint": "work.py", "nproc": 1, "tee": "all"}
-    launcher = Launcher(tmp_path, node)
-    assert launcher.process.stdout is not None
-    assert launcher.process.stdout.readline() == "0\n"
-    launcher.process.stdout.close()
-    launcher.process.stdout = None
+    launcher = Launcher(tmp_path, node, stdout=subprocess.PIPE)
+    with launcher.process.stdout as reader:  # type: ignore[union-attr]
+        assert reader.readline() == b"0\n"
     (tmp_path / "gone").touch()
     ended = launcher.finish()
     assert (ended.code, ended.result["state"]) == (0, "succeeded")

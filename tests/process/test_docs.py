@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import yaml
-from support.launching import WAIT
-from support.project import environment
+from support.launching import WAIT, environment
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.project import Project, result
+from support.launching import Project, result
 
 ROOT = Path(__file__).parents[2]
 

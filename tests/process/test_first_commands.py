@@ -15,8 +15,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from support.launching import WAIT
-from support.project import Project, environment
+from support.launching import WAIT, Project, environment
 
 TRANSCRIPT = Path(__file__).with_name("first_commands.txt")
 # between the commands that stand alone and those of which each sees what the ones before have left

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.launching import WAIT, Launcher, gone, launch, text_of, until
-from support.project import Project
+from support.launching import WAIT, Launcher, Project, gone, launch, text_of, until
 
 from lllaunch.linux import proc
 
@@ -70,8 +69,7 @@ def test_1_nothing_outlives_success_or_failure(tmp_path: Path, end: str) -> None
 def test_1_nothing_outlives_sigkill_of_the_launcher(tmp_path: Path, start_method: str) -> None:
     launcher = Launcher(tmp_path, holder(tmp_path) | {"start_method": start_method})
     pids = pids_of(launcher)
-    launcher.signal(signal.SIGKILL)
-    launcher.finish()
+    launcher.kill()
     all_gone(pids)
 
 
@@ -81,16 +79,13 @@ def test_1_nothing_outlives_sigkill_of_the_launcher_while_the_spawner_is_stopped
     launcher = Launcher(tmp_path, holder(tmp_path))
     pids = pids_of(launcher)
     os.kill(launcher.spawner(), signal.SIGSTOP)
-    launcher.signal(signal.SIGKILL)
-    # not its output, which what is left would hold open
-    launcher.process.wait()
+    launcher.kill()
     try:
         all_gone(pids)
     finally:
         for pid in pids:
             if not gone(pid):
                 os.kill(pid, signal.SIGKILL)
-    launcher.finish()
 
 
 def test_1_nothing_outlives_sigkill_of_the_spawner(tmp_path: Path) -> None:
@@ -407,9 +402,11 @@ def test_9_no_space_for_hydras_own_files(tmp_path: Path) -> None:
         # that of the lock, and not of the config
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 
-    done = launch(tmp_path, {"entrypoint": "true", "nproc": 1}, preexec_fn=no_space)
-    assert done.code == 1
-    assert done.err == f"lllaunch: {str(tmp_path / 'run')!r}: File too large\n"
+    options: dict[str, Any] = {"preexec_fn": no_space, "stderr": subprocess.PIPE, "text": True}
+    launcher = Launcher(tmp_path, {"entrypoint": "true", "nproc": 1}, **options)
+    _, err = launcher.process.communicate(timeout=WAIT)
+    assert launcher.process.returncode == 1
+    assert err == f"lllaunch: {str(tmp_path / 'run')!r}: File too large\n"
 
 
 def test_9_a_hostile_directory(tmp_path: Path) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.launching import text_of
-from support.project import Project, result
+from support.launching import Project, result, text_of
 
 LOCKED = {"LLLAUNCH_LOCKED": "1"}
 

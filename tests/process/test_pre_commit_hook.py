@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.launching import WAIT
-from support.project import Project
+from support.launching import WAIT, Project
 from support.repositories import ENV
 
 pre_commit = pytest.importorskip("pre_commit.main").main

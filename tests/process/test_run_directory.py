@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
-from support.launching import SLOW_SPAWNER, Launcher, gone, text_of, until
-from support.project import Project, result
+from support.launching import SLOW_SPAWNER, Launcher, Project, gone, result, text_of, until
 
 from lllaunch.errors import ConfigError
 from lllaunch.run.directory import RunDirectory
@@ -91,14 +89,12 @@ def test_a_run_waits_for_the_workers_that_a_killed_launcher_has_left_in_its_dire
     environ = {"PYTHONPATH": str(tmp_path), "LET_DIE": str(die)}
     node = {"entrypoint": "sh", "args": ["-c", "echo $$ > worker; exec sleep 1000"]}
     others = {process.pid for process in live_descendants(os.getpid())}
-    # the spawner writes to its standard error, too
-    first = Launcher(tmp_path, node, environ=environ, stderr=subprocess.DEVNULL)
+    first = Launcher(tmp_path, node, environ=environ)
     started = [first]
     try:
         until(lambda: text_of(worker_file).endswith("\n"), "the worker")
         worker = int(worker_file.read_text())
-        first.process.kill()
-        first.process.wait()
+        first.kill()
         with pytest.raises(ConfigError) as caught:
             RunDirectory.claim(str(run))
         expected = f"is still in use by workers of a run whose launcher (pid {first.pid} on "
@@ -110,9 +106,7 @@ def test_a_run_waits_for_the_workers_that_a_killed_launcher_has_left_in_its_dire
         assert len(told[1].split(", ")) == 2
         second = Launcher(tmp_path, {"entrypoint": "echo", "args": ["0"]}, environ=environ)
         started.append(second)
-        assert second.process.stderr is not None
-        waiting = f"waiting for workers that the killed launcher of {str(run)!r} has left"
-        assert second.process.stderr.readline() == f"lllaunch: {waiting}\n"
+        second.said(f"waiting for workers that the killed launcher of {str(run)!r} has left\n")
         assert not gone(worker)
         die.touch()
         done = second.finish()
@@ -121,8 +115,7 @@ def test_a_run_waits_for_the_workers_that_a_killed_launcher_has_left_in_its_dire
     finally:
         die.touch()
         for each in started:
-            each.process.kill()
-            each.process.communicate()
+            each.kill()
         until(lambda: not live_descendants(os.getpid(), but=others), "the end of all")
     assert (run / "attempt_1/0/stdout.log").read_text() == "0\n"
 

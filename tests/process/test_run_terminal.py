@@ -141,11 +141,11 @@ def test_in_the_background_nothing_is_drawn_beside_the_shell(shell: Shell, tmp_p
 def test_a_log_says_now_and_then_how_far_a_run_is(tmp_path: Path) -> None:
     (tmp_path / "work.py").write_text(WORK)
     node = {"entrypoint": "work.py", "samples": "1s", "console": {"interval": "1s"}}
-    with open(tmp_path / "log", "w+") as log:
-        launcher = Launcher(tmp_path, node, stdout=log, stderr=log)
-        text = (tmp_path / "log").read_text
-        until(lambda: re.search(r"^lllaunch: \d+ s: step 3/12, ", text(), re.M), "a heartbeat")
-        (tmp_path / "go").touch()
-        assert launcher.finish().code == 0
-    assert "\x1b" not in text()
-    assert text().splitlines()[-1].startswith("lllaunch: succeeded in")
+    launcher = Launcher(tmp_path, node)
+    heartbeat = re.compile(r"^lllaunch: \d+ s: step 3/12, ", re.M)
+    until(lambda: heartbeat.search(launcher.err), "a heartbeat")
+    (tmp_path / "go").touch()
+    ended = launcher.finish()
+    assert ended.code == 0
+    assert "\x1b" not in ended.out + ended.err
+    assert ended.err.splitlines()[-1].startswith("lllaunch: succeeded in")

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from support.project import Project
+from support.launching import Project
 from support.verbs import Called, Ended, call, call_app
 
 from lllaunch.verbs import check, ls, plan, report, show

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from support.project import Project
+from support.launching import Project
 
 # Writes down what start_processes is called with, in the launcher or in the process of a job.
 RECORDS = """

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.project import Project
+from support.launching import Project
 from support.verbs import Ended, call, listing
 
 from lllaunch.verbs import check, plan

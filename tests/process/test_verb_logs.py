@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support.launching import WAIT, Launcher, launch, until
+from support.launching import Launcher, Running, launch, until
 
 from lllaunch.verbs import logs
 
@@ -105,14 +104,8 @@ def test_output_that_was_not_kept_is_told(
     assert "launch.redirects and launch.tee keep it" in told
 
 
-def following(directory: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "lllaunch", "logs", "run", "-f", *arguments],
-        cwd=directory,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def following(directory: Path, *arguments: str) -> Running:
+    return Running([sys.executable, "-m", "lllaunch", "logs", "run", "-f", *arguments], directory)
 
 
 @pytest.mark.smoke
@@ -124,15 +117,14 @@ def test_a_run_that_goes_on_is_followed_through_its_attempts_to_its_end(tmp_path
     launcher = Launcher(tmp_path, NODE)
     until((tmp_path / "run/attempt_0/0/stdout.log").exists, "the first attempt")
     follower = following(tmp_path, "--rank=0", "--stdout")
-    assert follower.stdout is not None
-    assert follower.stdout.readline() == "first of 0 in 0\n"
+    until(lambda: follower.out == "first of 0 in 0\n", "the first line")
     (tmp_path / "next").touch()
-    assert follower.stdout.readline() == "first of 0 in 1\n"
-    assert follower.poll() is None
+    until(lambda: follower.out == "first of 0 in 0\nfirst of 0 in 1\n", "the next")
+    assert follower.process.poll() is None
     (tmp_path / "go").touch()
     assert launcher.finish().code == 0
-    rest, _ = follower.communicate(timeout=WAIT)
-    assert (rest, follower.returncode) == ("last of 0\n", 0)
+    ended = follower.finish()
+    assert (ended.out.splitlines()[2:], ended.code) == (["last of 0"], 0)
 
 
 def test_ctrl_c_ends_the_following_and_not_the_run(tmp_path: Path) -> None:
@@ -140,11 +132,10 @@ def test_ctrl_c_ends_the_following_and_not_the_run(tmp_path: Path) -> None:
     launcher = Launcher(tmp_path, {**NODE, "max_restarts": 5})
     until((tmp_path / "run/attempt_1/1/stdout.log").exists, "the second attempt")
     follower = following(tmp_path)
-    assert follower.stdout is not None
-    assert follower.stdout.readline().startswith("[rank")
-    follower.send_signal(signal.SIGINT)
-    _, err = follower.communicate(timeout=WAIT)
-    assert (follower.returncode, err) == (130, "")
+    until(lambda: follower.out.startswith("[rank"), "a line")
+    follower.signal(signal.SIGINT)
+    ended = follower.finish()
+    assert (ended.code, ended.err) == (130, "")
     assert launcher.process.poll() is None
     (tmp_path / "go").touch()
     assert launcher.finish().code == 0

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.launching import WAIT, text_of, until
-from support.project import Project, environment
+from support.launching import WAIT, Project, Running, environment, text_of, until
 
 from lllaunch.verbs import ls, report, show
 
@@ -237,12 +236,8 @@ def test_results_that_cannot_be_understood_are_shown_as_far_as_they_go(
 def test_a_run_that_runs_and_is_killed(told: Told, project: Project) -> None:
     place = project.root / "alive" / "1"
     words = ("+exp=toy", "params.how=wait", f"hydra.run.dir={place}")
-    command = [sys.executable, "-m", "lllaunch", *words]
-    quiet = {"stdin": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with (
-        subprocess.Popen(command, cwd=project.root, env=environment(), **quiet) as process,
-        contextlib.ExitStack() as after,
-    ):
+    process = Running([sys.executable, "-m", "lllaunch", *words], project.root)
+    with contextlib.ExitStack() as after:
         after.callback(process.kill)
         until(lambda: text_of(place / "events.jsonl").count('"Started"') == 2, "both workers")
         assert f"pid {process.pid} on " in told("show", "alive/1")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.project import Project, result
+from support.launching import Project, result
 from support.verbs import listing
 
 from lllaunch.config.plan import SOURCES, complete

@@ -12,9 +12,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from jsonschema import Draft202012Validator
-from support.launching import WAIT
+from support.launching import WAIT, Project, environment
 from support.pages import Seen
-from support.project import Project, environment
 from support.traces import ruled
 
 from lllaunch.results.locate import locate

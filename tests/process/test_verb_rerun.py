@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.launching import Launcher, until
-from support.project import Project, result
+from support.launching import Launcher, Project, result, until
 from support.verbs import call
 
 from lllaunch.verbs import rerun

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 from msgspec.structs import replace
-from support.launching import WAIT, Finished, Launcher, text_of, until
+from support.launching import Finished, Launcher, Project, Running, text_of, until
 
 from lllaunch.results.locate import entry_of, jobs_of
 from lllaunch.results.store import look
@@ -76,14 +75,8 @@ def launcher(tmp_path: Path) -> Iterator[Launcher]:
         launcher.finish()
 
 
-def lllaunch(directory: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "lllaunch", *arguments],
-        cwd=directory,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def lllaunch(directory: Path, *arguments: str) -> Running:
+    return Running([sys.executable, "-m", "lllaunch", *arguments], directory)
 
 
 Shown = Callable[..., str]
@@ -116,14 +109,15 @@ TREE = """\
 @pytest.mark.smoke
 def test_a_live_run_is_looked_into_and_goes_on_unharmed(launcher: Launcher) -> None:
     until((launcher.run_dir / SOCKET).exists, "the socket")
-    before = {path.relative_to(launcher.run_dir) for path in launcher.run_dir.rglob("*")}
+    before = set(launcher.run_dir.rglob("*"))
     asking = lllaunch(launcher.directory, "stacks")
-    out, err = asking.communicate(timeout=WAIT)
-    assert (asking.returncode, err) == (0, "")
-    assert out.startswith("run: attempt 0, 3 workers\n    Rank 1 was here (innermost call first):")
-    assert out.endswith(TREE)
-    after = {path.relative_to(launcher.run_dir) for path in launcher.run_dir.rglob("*")}
-    assert after == before
+    asked = asking.finish()
+    assert (asked.code, asked.err) == (0, "")
+    assert asked.out.startswith(
+        "run: attempt 0, 3 workers\n    Rank 1 was here (innermost call first):"
+    )
+    assert asked.out.endswith(TREE)
+    assert set(launcher.run_dir.rglob("*")) == before
     ended = finished(launcher)
     assert ended.code == 0, ended.err
     # nothing of it was said, nothing ended for it, and a line tells of it
@@ -253,9 +247,7 @@ def test_while_modules_are_imported_and_between_two_attempts(tmp_path: Path, sho
 
 def test_a_job_of_a_sweep(tmp_path: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "work.py").write_text(SCRIPT)
-    (tmp_path / "conf/exp").mkdir(parents=True)
-    text = "# @package _global_\nlaunch: {entrypoint: work.py, nproc: 2, env: {JOB: '0'}}\n"
-    (tmp_path / "conf/exp/x.yaml").write_text(text)
+    Project(tmp_path).experiment("x", "{entrypoint: work.py, nproc: 2, env: {JOB: '0'}}")
     jobs = ["-m", "+exp=x", "launch.env.JOB='0','1'", "hydra.sweep.dir=sweep"]
     launcher = lllaunch(tmp_path, *jobs, "hydra.launcher.max_parallel=1")
     for name in ("at.0", "at.1"):
@@ -272,5 +264,5 @@ def test_a_job_of_a_sweep(tmp_path: Path, shown: Shown, monkeypatch: pytest.Monk
     monkeypatch.setattr(logs, "jobs_of", lambda _: two)
     assert "2 of whose jobs run; say which one: sweep/0, sweep/1" in shown("sweep", code=2)
     (tmp_path / "go").touch()
-    _, err = launcher.communicate(timeout=WAIT)
-    assert launcher.returncode == 0, err
+    ended = launcher.finish()
+    assert ended.code == 0, ended.err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import signal
@@ -12,8 +11,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
-from support.launching import WAIT, Launcher, until
+from support.launching import Launcher, Running, until
 
 from lllaunch import locks
 from lllaunch.errors import OutputError
@@ -159,42 +159,28 @@ def test_another_users_run_is_told() -> None:
 # Waiting
 
 
-def waiting(directory: Path) -> subprocess.Popen[str]:
-    """A ``wait`` that has come to the lock."""
-    waiter = subprocess.Popen(
-        [sys.executable, "-m", "lllaunch", "wait", "run"],
-        cwd=directory,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    until(lambda: blocked(waiter), "the wait")
+def waiting(directory: Path) -> Running:
+    """A ``wait`` that has come to the lock: it has its file open."""
+    waiter = Running([sys.executable, "-m", "lllaunch", "wait", "run"], directory)
+    process, lock = psutil.Process(waiter.pid), str(directory / "run/.lllaunch.lock")
+    until(lambda: lock in [each.path for each in process.open_files()], "the wait")
     return waiter
-
-
-def blocked(waiter: subprocess.Popen[str]) -> bool:
-    """Whether a process has the lock's file open, which it does to wait."""
-    for link in Path(f"/proc/{waiter.pid}/fd").iterdir():
-        with contextlib.suppress(OSError):  # closed meanwhile
-            if os.readlink(link).endswith(".lllaunch.lock"):
-                return True
-    return False
 
 
 @pytest.mark.parametrize(("code", "ended"), [(0, 0), (7, 3)])
 def test_it_ends_with_the_run_and_as_the_run_does(tmp_path: Path, code: int, ended: int) -> None:
     launcher = begun(tmp_path)
     waiter = waiting(tmp_path)
-    assert waiter.poll() is None
+    assert waiter.process.poll() is None
     go(tmp_path, code)
     assert launcher.finish().code == ended
-    out, err = waiter.communicate(timeout=WAIT)
-    assert (waiter.returncode, err) == (ended, "")
+    waited = waiter.finish()
+    assert (waited.code, waited.err) == (ended, "")
     if code:
-        assert out.startswith("run: failed, exit code 3 after ")
-        assert out.endswith(": rank 0: called sys.exit(7)\n")
+        assert waited.out.startswith("run: failed, exit code 3 after ")
+        assert waited.out.endswith(": rank 0: called sys.exit(7)\n")
     else:
-        assert out.startswith("run: succeeded after ")
+        assert waited.out.startswith("run: succeeded after ")
 
 
 def test_a_run_without_a_result_is_an_error(tmp_path: Path) -> None:
@@ -202,10 +188,10 @@ def test_a_run_without_a_result_is_an_error(tmp_path: Path) -> None:
     waiter = waiting(tmp_path)
     launcher.signal(signal.SIGKILL)
     launcher.finish()
-    out, _ = waiter.communicate(timeout=WAIT)
-    assert waiter.returncode == 1
-    assert "run: died after" in out
-    assert "ended without a result" in out
+    waited = waiter.finish()
+    assert waited.code == 1
+    assert "run: died after" in waited.out
+    assert "ended without a result" in waited.out
 
 
 def test_what_is_over_is_not_waited_for_and_ctrl_c_ends_the_wait(
@@ -213,9 +199,9 @@ def test_what_is_over_is_not_waited_for_and_ctrl_c_ends_the_wait(
 ) -> None:
     launcher = begun(tmp_path)
     waiter = waiting(tmp_path)
-    waiter.send_signal(signal.SIGINT)
-    _, err = waiter.communicate(timeout=WAIT)
-    assert (waiter.returncode, err) == (130, "")
+    waiter.signal(signal.SIGINT)
+    waited = waiter.finish()
+    assert (waited.code, waited.err) == (130, "")
     go(tmp_path, 7)
     launcher.finish()
     monkeypatch.chdir(tmp_path)

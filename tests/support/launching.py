@@ -1,15 +1,17 @@
-"""Starting ``python -m lllaunch`` on an experiment written for one test."""
+"""Starting ``python -m lllaunch``, or something else, as its user would."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 from lllaunch.linux import proc
@@ -38,6 +40,62 @@ elif "COLD" in os.environ:
 """
 
 
+class Project:
+    """A user's directory, with configs and scripts."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+
+    def write(self, name: str, text: str) -> Path:
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(dedent(text))
+        return path
+
+    def experiment(self, name: str, launch: str, more: str = "") -> Path:
+        """conf/exp/NAME.yaml with a launch node in YAML's flow form."""
+        text = f"# @package _global_\nlaunch: {launch}\n{dedent(more)}"
+        return self.write(f"conf/exp/{name}.yaml", text)
+
+    def lllaunch(
+        self, *args: str, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return self.python("-m", "lllaunch", *args, env=env)
+
+    def python(
+        self, *args: str, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *args],
+            cwd=self.root,
+            env=environment() | dict(env or {}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=WAIT,
+            check=False,
+        )
+
+    def run_dirs(self) -> list[Path]:
+        """The output directories of all runs so far, oldest first."""
+        found = {path.parent for path in self.root.rglob(".hydra")}
+        return sorted(found, key=lambda path: path.stat().st_ctime_ns)
+
+    def run_dir(self) -> Path:
+        (only,) = self.run_dirs()
+        return only
+
+
+def environment() -> dict[str, str]:
+    """The tests' own environment without what would change Hydra's output."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("HYDRA_")}
+
+
+def result(run_dir: Path) -> Any:
+    return json.loads((run_dir / "result.json").read_text())
+
+
 @dataclass
 class Finished:
     """A launcher that ended."""
@@ -49,7 +107,7 @@ class Finished:
 
     @property
     def result(self) -> Any:
-        return json.loads((self.run_dir / "result.json").read_text())
+        return result(self.run_dir)
 
     def log(self, rank: int, stream: str = "stdout", attempt: int = 0) -> bytes:
         path = self.run_dir / f"attempt_{attempt}" / str(rank) / f"{stream}.log"
@@ -62,58 +120,65 @@ class Finished:
         ]
 
 
-class Launcher:
-    """A launcher process in a directory of its own.
+class Running:
+    """A process whose output goes to files: who holds a pipe of it does not matter.
 
     Args:
-        directory: where it runs; gets ``conf/exp/test.yaml``.
-        launch: the ``launch`` node.
-        overrides: more of the command line.
+        command: what is started.
+        directory: where.
         environ: variables on top of this process's.
         popen: more arguments of ``subprocess.Popen``.
     """
 
+    _numbers = itertools.count()
+
     def __init__(
         self,
+        command: Sequence[str],
         directory: Path,
-        launch: Mapping[str, Any],
-        *overrides: str,
         environ: Mapping[str, str] | None = None,
         **popen: Any,
     ) -> None:
-        exp = directory / "conf" / "exp"
-        exp.mkdir(parents=True, exist_ok=True)
-        # JSON is YAML; interpolations of the config stay as they are.
-        (exp / "test.yaml").write_text("# @package _global_\n" + json.dumps({"launch": launch}))
-        self.run_dir = directory / "run"
-        self.directory = directory
-        command = [sys.executable, "-m", "lllaunch", "+exp=test", "hydra.run.dir=run", *overrides]
-        options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | popen
-        self.process = subprocess.Popen(
-            command,
-            cwd=directory,
-            env={**os.environ, **(environ or {})},
-            stdin=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            **options,
-        )
+        self.directory, self.run_dir = directory, directory / "run"
+        number = next(self._numbers)
+        self._files = {stream: directory / f"{stream}-{number}.txt" for stream in ("out", "err")}
+        with self._files["out"].open("wb") as out, self._files["err"].open("wb") as err:
+            options = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err} | popen
+            env = environment() | dict(environ or {})
+            self.process = subprocess.Popen(command, cwd=directory, env=env, **options)
 
     @property
     def pid(self) -> int:
         return self.process.pid
 
-    def finish(self, timeout: float = WAIT) -> Finished:
-        try:
-            out, err = self.process.communicate(timeout=timeout)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            out, err = self.process.communicate()
-            raise AssertionError(f"the launcher did not end\n{out}\n{err}") from None
-        return Finished(self.process.returncode, out or "", err or "", self.run_dir)
+    @property
+    def out(self) -> str:
+        return self._files["out"].read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        return self._files["err"].read_text(errors="replace")
 
     def signal(self, signum: int) -> None:
         self.process.send_signal(signum)
+
+    def kill(self) -> None:
+        """SIGKILL to it alone."""
+        self.process.kill()
+        self.process.wait(WAIT)
+
+    def said(self, text: str) -> None:
+        """Waits until it has said something."""
+        until(lambda: text in self.err or self.process.poll() is not None, text)
+        assert text in self.err, f"{self.out}\n{self.err}"
+
+    def finish(self, timeout: float = WAIT) -> Finished:
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"it did not end\n{self.out}\n{self.err}") from None
+        return Finished(code, self.out, self.err, self.run_dir)
 
     def below(self) -> list[proc.ProcessFacts]:
         return proc.descendants(self.pid)
@@ -121,6 +186,23 @@ class Launcher:
     def spawner(self) -> int:
         (child,) = [process.pid for process in self.below() if process.ppid == self.pid]
         return child
+
+
+class Launcher(Running):
+    """A launcher of an experiment that is written for it; others as for `Running`.
+
+    Args:
+        launch: the ``launch`` node.
+        overrides: more of the command line.
+    """
+
+    def __init__(
+        self, directory: Path, launch: Mapping[str, Any], *overrides: str, **options: Any
+    ) -> None:
+        # JSON is YAML; interpolations of the config stay as they are
+        Project(directory).experiment("test", json.dumps(launch))
+        command = [sys.executable, "-m", "lllaunch", "+exp=test", "hydra.run.dir=run", *overrides]
+        super().__init__(command, directory, **options)
 
 
 def launch(directory: Path, node: Mapping[str, Any], *overrides: str, **options: Any) -> Finished:

@@ -5,86 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from lllaunch.linux import proc
 from lllaunch.linux.gpus import PRETEND
 from lllaunch.sweep.journal import ComposedRecord, Record, StartedRecord, read_journal
-from support.launching import until
-from support.project import Project, environment
+from support.launching import Finished, Project, Running, environment, until
 
-# far more than any of these sweeps takes: it bounds a hang
-SECONDS = 240.0
 MARK = "LLLAUNCH_TEST_MARK"
 """A variable of every process that a test starts, however far from the test that is."""
 
 _DIRECTORY = "LLLAUNCH_TEST_PROJECT"
-
-
-class Ending(NamedTuple):
-    """A launcher that ended."""
-
-    code: int
-    out: str
-    err: str
-
-
-class Running:
-    """A launcher, whose output goes to files: who holds a pipe of it does not matter.
-
-    Args:
-        command: what is started.
-        cwd: where.
-        env: its environment.
-        number: how many launchers were started before in this directory.
-    """
-
-    def __init__(self, command: list[str], cwd: Path, env: Mapping[str, str], number: int) -> None:
-        self._files = [cwd / f"{stream}-{number}.txt" for stream in ("out", "err")]
-        with self._files[0].open("wb") as out, self._files[1].open("wb") as err:
-            self.process = subprocess.Popen(
-                command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err
-            )
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
-    def out(self) -> str:
-        return self._files[0].read_text(errors="replace")
-
-    @property
-    def err(self) -> str:
-        return self._files[1].read_text(errors="replace")
-
-    def signal(self, signum: int) -> None:
-        self.process.send_signal(signum)
-
-    def kill(self) -> None:
-        """SIGKILL to the launcher alone."""
-        self.process.kill()
-        self.process.wait(SECONDS)
-
-    def said(self, text: str) -> None:
-        """Waits until the launcher has said something."""
-        until(lambda: text in self.err or self.process.poll() is not None, text)
-        assert text in self.err, f"{self.out}\n{self.err}"
-
-    def finish(self, timeout: float = SECONDS) -> Ending:
-        try:
-            code = self.process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-            raise AssertionError(f"the launcher did not end\n{self.out}\n{self.err}") from None
-        return Ending(code, self.out, self.err)
 
 
 class SweepProject(Project):
@@ -100,7 +36,6 @@ class SweepProject(Project):
         self.sweep = root / "sweep"
         self.name = uuid.uuid4().hex[:12]
         self.gpus = [f"{letter}-{self.name}" for letter in "abcdefgh"[:gpus]]
-        self._started = 0
 
     def environment(self) -> dict[str, str]:
         return environment() | {PRETEND: ",".join(self.gpus), _DIRECTORY: self.name}
@@ -116,11 +51,10 @@ class SweepProject(Project):
             python: what is started instead, ``-m`` included if it is wanted.
         """
         command = [sys.executable, *(python or ("-m", "lllaunch", "-m")), "hydra.sweep.dir=sweep"]
-        self._started += 1
         environ = self.environment() | dict(env or {})
-        return Running([*command, *args], self.root, environ, self._started)
+        return Running([*command, *args], self.root, environ)
 
-    def run(self, *args: str, **options: Any) -> Ending:
+    def run(self, *args: str, **options: Any) -> Finished:
         """Runs a sweep to its end; arguments as for `start`."""
         return self.start(*args, **options).finish()
 

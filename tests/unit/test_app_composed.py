@@ -12,7 +12,7 @@ from hydra.types import RunMode
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
-from support.project import Project
+from support.launching import Project
 
 from lllaunch.app.compose import Composition, ConfigRequest
 

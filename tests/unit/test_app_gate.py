@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hydra.conf import HydraConf, JobConf, RunDir, SweepDir
 from omegaconf import OmegaConf
-from support.project import Project
+from support.launching import Project
 from support.verbs import Called, call_app, listing
 
 from lllaunch.app.compose import Composition, ConfigRequest

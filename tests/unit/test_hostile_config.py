@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.project import Project
+from support.launching import Project
 
 from lllaunch.verbs import plan, report, rerun
 

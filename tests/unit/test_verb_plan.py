@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.project import Project
+from support.launching import Project
 from support.verbs import Called, call, listing
 
 from lllaunch.config.values import PRETEND

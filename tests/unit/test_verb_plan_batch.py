@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.project import Project
+from support.launching import Project
 from support.verbs import Ended, call
 
 from lllaunch.cluster import slurm

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.project import Project
+from support.launching import Project
 from support.verbs import Called, call, listing
 
 from lllaunch.verbs import plan as verb

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.project import Project
+from support.launching import Project
 from support.verbs import Called, call, listing
 
 from lllaunch.cluster.detect import detect
