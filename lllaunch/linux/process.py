@@ -170,33 +170,22 @@ def signal_group(leader: int, signum: int) -> None:
 
 
 class Alarm:
-    """A descriptor that becomes readable at a deadline of the monotonic clock (timerfd)."""
+    """A descriptor that becomes readable once, ``seconds`` from now (timerfd)."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         fd = _libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_CLOEXEC_NONBLOCK)
         self._fd = _check(fd, "timerfd_create")
+        # struct itimerspec: seconds and nanoseconds, of the interval and of the first time
+        spec = struct.pack("4l", 0, 0, *divmod(int(seconds * 1e9), 10**9))
+        _check(_libc.timerfd_settime(self._fd, 0, spec, None), "timerfd_settime")
 
     def fileno(self) -> int:
         """The descriptor, for select and its kin."""
         return self._fd
 
-    def set(self, seconds: float | None) -> None:
-        """Fire once, ``seconds`` from now (at least a microsecond); None disarms."""
-        nanoseconds = 0 if seconds is None else max(1000, int(seconds * 1e9))
-        # struct itimerspec: seconds and nanoseconds, of the interval and of the first time
-        spec = struct.pack("4l", 0, 0, *divmod(nanoseconds, 10**9))
-        _check(_libc.timerfd_settime(self._fd, 0, spec, None), "timerfd_settime")
-
-    def clear(self) -> None:
-        """Make it unreadable again."""
-        with contextlib.suppress(BlockingIOError):
-            os.read(self._fd, 8)
-
     def close(self) -> None:
-        """Close the descriptor; idempotent."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Close the descriptor."""
+        os.close(self._fd)
 
 
 # Since Linux 2.6.25; the resource module has no name for it.

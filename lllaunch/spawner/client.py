@@ -15,20 +15,20 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from lllaunch.errors import SpawnerDied
 from lllaunch.events import PreloadBroken, Ready, SpawnerEvent, SpawnerGone, Started
 from lllaunch.linux.cgroup import Cgroup
 from lllaunch.linux.process import (
-    Alarm,
     Subreaper,
     hold_standard_fds,
     open_pidfd,
     process_ended,
     raise_open_files_limit,
     send_signal,
+    wait,
     wait_readable,
 )
 from lllaunch.spawner.interpreter import Shared, exec_part, interpreter_command, start_interpreter
@@ -56,15 +56,6 @@ from lllaunch.spawner.protocol import (
 _CHECK = -3
 # How long the spawner may take to confirm a signal before the launcher sends it itself.
 ACKNOWLEDGE_SECONDS = 1.0
-
-
-class _Command(NamedTuple):
-    """A signal or kill that the spawner has not confirmed."""
-
-    deadline: float  # by `time.monotonic`
-    kills: bool
-    keys: list[int]
-    signum: int
 
 
 class Branch(NamedTuple):
@@ -109,17 +100,15 @@ class Spawner:
         # one spawner may serve several runs, each of which has a worker (attempt 0, local rank 0),
         # and the end of one that was abandoned must not be taken for another's.
         self._workers: dict[int, int] = {}
-        # The oldest first, by the number that confirms it.
-        self._unconfirmed: dict[int, _Command] = {}
+        self._confirmed = 0  # the number of the last signal that the spawner has confirmed
         self._events: list[SpawnerEvent] = []
         self._numbers = itertools.count(1)
         self._awaited_cleanup = 0  # the cleanup that is waited for; 0: none
         self._sent: list[int] = []
-        self._burial: Iterator[float] | None = None
         self._arrival: Callable[[], None] | None = None
         self._channel: Channel | None = None
         self._epoll: select.epoll | None = None
-        self._alarm: Alarm | None = None
+        self._reminder = -1  # always readable; waited for while events are kept
         self._cgroup: Cgroup | None = None
 
     # Starting and configuring
@@ -187,9 +176,9 @@ class Spawner:
         Subreaper.need()
         self._cgroup = Cgroup.create(self.mark)
         self._channel = Channel(sock)
-        self._alarm = Alarm()
-        for fd in (sock.fileno(), self._alarm.fileno()):
-            self._epoll.register(fd, select.EPOLLIN)
+        self._reminder = os.eventfd(1, os.EFD_CLOEXEC)
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+        self._epoll.register(self._reminder, 0)
         self._hand_locks()
 
     def configure(self, environ: Mapping[str, str], cwd: str, preload: Sequence[str] = ()) -> None:
@@ -201,8 +190,6 @@ class Spawner:
             self._complete()
         except SpawnerDied:
             self._begin()
-        if self._burial is not None:
-            self.close()
         key = Shared(dict(environ), cwd, tuple(preload))
         if self.pid and self.dead is None and self._key is not None and self._key.serves(key):
             return
@@ -228,7 +215,7 @@ class Spawner:
     @property
     def ready(self) -> bool:
         """Whether the preloads are done, and it is not known to be ending."""
-        return self._ready and self._burial is None
+        return self._ready and self.dead is None
 
     # Orders
 
@@ -289,9 +276,7 @@ class Spawner:
         if not self._ready and self.dead is None and self._pidfd >= 0:
             self._kill_spawner()
             return
-        chosen = list(keys)
-        self._command("kill", chosen, signal.SIGKILL)
-        self._signal_directly(chosen, signal.SIGKILL)
+        self._command("kill", list(keys), signal.SIGKILL)
 
     def clean_up(self, settle: float = SETTLE_SECONDS) -> None:
         """End what workers left behind; `OrphansGone` follows."""
@@ -310,29 +295,25 @@ class Spawner:
             self._send({"op": "end_cleanup"})
 
     def _command(self, operation: str, keys: list[int], signum: int) -> None:
+        """Order a signal, and wait until the spawner confirms it.
+
+        The workers of a deaf one are signalled directly; it dies if that must be forced.
+        """
         number = next(self._numbers)
-        deadline = time.monotonic() + ACKNOWLEDGE_SECONDS
-        self._unconfirmed[number] = _Command(deadline, operation == "kill", keys, signum)
-        self._set_alarm()
         self._send({"op": operation, "command": number, "keys": keys, "signum": int(signum)})
-
-    def _set_alarm(self) -> None:
-        first = next(iter(self._unconfirmed.values()), None)
-        if self._alarm is not None:
-            wait = None if first is None else max(0.0, first.deadline - time.monotonic())
-            self._alarm.set(wait)
-
-    def _send_overdue(self) -> None:
-        """Signal the workers of a deaf spawner directly; it dies if that must be forced."""
-        now = time.monotonic()
-        late = [number for number, each in self._unconfirmed.items() if each.deadline <= now]
-        for number in late:
-            command = self._unconfirmed.pop(number)
-            self._signal_directly(command.keys, command.signum)
-            if command.kills:
-                self._kill_spawner()
-        if late:
-            self._set_alarm()
+        forced = operation == "kill"
+        if forced:
+            self._signal_directly(keys, signum)
+        until = time.monotonic() + ACKNOWLEDGE_SECONDS
+        while self._confirmed < number and self._channel is not None and self.dead is None:
+            left = until - time.monotonic()
+            if left <= 0:
+                self._signal_directly(keys, signum)
+                if forced:
+                    self._kill_spawner()
+                return
+            wait((self._channel,), (self._channel,) if self._channel.pending else (), left)
+            self._keep(self.dispatch())
 
     def _signal_directly(self, keys: Iterable[int], signum: int) -> None:
         """Signal workers through their pidfds."""
@@ -376,8 +357,14 @@ class Spawner:
         arguments does not fit into the socket at once.
         """
         while self._channel is not None and self._channel.pending and self.dead is None:
-            wait_readable(self)
-            self._events = self.dispatch()
+            wait((self._channel,), (self._channel,))
+            self._keep(self.dispatch())
+
+    def _keep(self, events: list[SpawnerEvent]) -> None:
+        """Leave events to the next `dispatch`."""
+        self._events = events
+        if self._epoll is not None:
+            self._epoll.modify(self._reminder, select.EPOLLIN if events else 0)
 
     # Events
 
@@ -394,17 +381,16 @@ class Spawner:
             for message in self._channel.receive():
                 self._note(message)
             self._watch_writes()
-            self._send_overdue()
             if self._channel.closed:
-                self._go_on_burying()
-        events, self._events = self._events, []
+                self._bury()
+        events = self._events
+        self._keep([])
         return events
 
     def _note(self, message: Message) -> None:
         header = message.header
         if "done" in header:
-            self._unconfirmed.pop(header["done"], None)
-            self._set_alarm()
+            self._confirmed = header["done"]
         elif "branched" in header:
             if message.lost:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -549,75 +535,44 @@ class Spawner:
                 # Whatever hangs there is nobody's any more.
                 self._send({"op": "kill", "command": 0, "keys": [key]})
                 self._forget_worker(key)
-            self._events = kept + self._events
+            self._keep(kept + self._events)
             os.close(answer)
 
     # Ending
 
-    def _go_on_burying(self) -> None:
-        """Do what is to be done next, and be woken for what follows.
+    def _bury(self) -> None:
+        """Wait for a spawner that is ending or was killed, and end what it leaves behind.
 
-        The connection is closed, or shall be: the spawner ends, and is waited for.
+        What the handler of a signal interrupts is done again by who closes this.
         """
-        assert self._epoll is not None
         assert self._channel is not None
-        assert self._alarm is not None
-        if self._burial is None:
-            self._unconfirmed.clear()
-            self._epoll.register(self._pidfd, select.EPOLLIN)
-            self._epoll.unregister(self._channel.fileno())
-            self._channel.close()
-            self._burial = self._bury()
-        self._alarm.clear()
-        try:
-            wait = next(self._burial, None)
-        except BaseException:
-            # A signal's handler: what it interrupted is done again by who closes this.
-            self._burial = self._bury()
-            raise
-        if wait is not None:
-            self._alarm.set(wait)
-
-    def _bury(self) -> Iterator[float]:
-        """End a spawner that is ending or was killed, and what it leaves behind.
-
-        Yields how long to wait before the next step, seconds.
-        """
-        yield from self._until(lambda: process_ended(self._pidfd), _CLOSE_SECONDS)
-        if not process_ended(self._pidfd):
+        self._channel.close()
+        if not wait_readable(self._pidfd, _CLOSE_SECONDS):
             self._kill_spawner()
-            yield from self._until(lambda: process_ended(self._pidfd), _CLOSE_SECONDS)
+            wait_readable(self._pidfd, _CLOSE_SECONDS)
         status = None
         # A branch is no child, and somebody else in this process may wait for all children.
         with contextlib.suppress(ChildProcessError):
             pid, code = os.waitpid(self.pid, os.WNOHANG)
             status = os.waitstatus_to_exitcode(code) if pid else None
-        if self._epoll is not None:
-            with contextlib.suppress(FileNotFoundError):
-                self._epoll.unregister(self._pidfd)
         group = self._cgroup
         if status != 0:
             # One that ends by itself has ended everything below it first.
             if group is not None:
                 group.kill()
-            yield from end_adopted(self.mark)
+            end_adopted(self.mark)
         if group is not None:
-            yield from self._until(group.empty, _PAUSE_SECONDS)
+            until = time.monotonic() + _CLOSE_SECONDS
+            while not group.empty() and time.monotonic() < until:
+                time.sleep(_PAUSE_SECONDS)
             group.remove()
         self.dead = SpawnerGone(self.pid, status, sent=tuple(self._sent))
         self._events.append(self.dead)
         self._release()
 
-    @staticmethod
-    def _until(done: Callable[[], bool], pause: float) -> Iterator[float]:
-        deadline = time.monotonic() + _CLOSE_SECONDS
-        while not done() and (left := deadline - time.monotonic()) > 0:
-            yield min(pause, left)
-
     def _release(self) -> None:
         for key in list(self._workers):
             self._forget_worker(key)
-        self._unconfirmed.clear()
         if self._channel is not None:
             self._channel.close()
         if self._pidfd >= 0:
@@ -630,10 +585,7 @@ class Spawner:
             if not self._ready:
                 # It may be importing for seconds, and nothing below it is worth waiting for.
                 self._kill_spawner()
-            self._go_on_burying()
-            while self.dead is None:
-                wait_readable(self)
-                self._go_on_burying()
+            self._bury()
         elif self._arrival is not None:
             # a branch that nobody has waited for; it ends with its connection
             self.forget()
@@ -644,10 +596,8 @@ class Spawner:
         if self._epoll is not None:
             self._epoll.close()
             self._epoll = None
+            os.close(self._reminder)
             Subreaper.release()
-        if self._alarm is not None:
-            self._alarm.close()
-            self._alarm = None
 
     def __enter__(self) -> Self:
         return self

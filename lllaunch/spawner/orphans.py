@@ -16,7 +16,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import ClassVar
 
 from lllaunch.events import Orphan
@@ -155,11 +155,8 @@ def is_of(pid: int, mark: str) -> bool:
     return descends_from(pid, mark) or proc.environment_holds(pid, f"{MARK}={mark}".encode())
 
 
-def end_adopted(mark: str) -> Iterator[float]:
-    """Kill and reap the adopted processes of one spawner, repeatedly until none is left.
-
-    Yields how long to wait before the next step, seconds.
-    """
+def end_adopted(mark: str) -> None:
+    """Kill and reap the adopted processes of one spawner, repeatedly until none is left."""
     cleanup, quiet = OrphanCleanup(settle=0.0), 0
     while quiet < _QUIET_ROUNDS and cleanup.stuck_for() < GIVE_UP_SECONDS:
         nothing_is_left = False
@@ -170,4 +167,4 @@ def end_adopted(mark: str) -> Iterator[float]:
                     os.waitpid(pid, os.WNOHANG)
             nothing_is_left = cleanup.go_on(found)
         quiet = quiet + 1 if nothing_is_left else 0
-        yield _QUIET_PAUSE if nothing_is_left else cleanup.next_in()
+        time.sleep(_QUIET_PAUSE if nothing_is_left else cleanup.next_in())

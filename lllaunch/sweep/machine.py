@@ -274,9 +274,7 @@ class Leases:
                 # The holder has too many who wait already, or does not listen (yet), or we may not
                 # connect.
                 connection.close()
-                alarm = Alarm()
-                alarm.set(RETRY_AFTER)
-                return alarm
+                return Alarm(RETRY_AFTER)
         # Nobody accepts: the kernel keeps the connection until the listening socket is gone.
         return connection
 
