@@ -8,19 +8,18 @@ import signal
 import socket
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
-from importlib import import_module
+from dataclasses import dataclass, field
 from string import Template
 from typing import Any
 
-from lllaunch.agent.api import (
-    DEFAULT_ROLE,
-    OneNode,
-    RunResult,
-    Worker,
-    WorkerGroup,
-    WorkerSpec,
-)
+from torch.distributed.elastic import events
+from torch.distributed.elastic.agent.server import api
+from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, Worker, WorkerGroup
+from torch.distributed.elastic.events.api import EventSource
+from torch.distributed.elastic.metrics.api import put_metric
+
 from lllaunch.clock import RunClock
 from lllaunch.events import Started
 from lllaunch.multiprocessing.api import LogsSpecs, PContext, context_of
@@ -43,7 +42,6 @@ from lllaunch.supervisor.machine import (
     Machine,
     MembershipChanged,
     StartWorkers,
-    WorkerState,
 )
 from lllaunch.supervisor.supervisor import GroupHooks, GroupOptions, Supervisor
 from lllaunch.supervisor.watchdog import WatchdogDriver
@@ -51,14 +49,13 @@ from lllaunch.watchdog.sampling import TIMEOUT_VARIABLE, kernel_sleep
 
 logger = logging.getLogger(__name__)
 
-_ELASTIC = "torch.distributed.elastic"
-
 __all__ = [
     "TORCHELASTIC_ENABLE_FILE_TIMER",
     "TORCHELASTIC_HEALTH_CHECK_PORT",
     "TORCHELASTIC_TIMER_FILE",
     "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT",
     "LocalElasticAgent",
+    "WorkerSpec",
 ]
 
 
@@ -66,6 +63,56 @@ TORCHELASTIC_ENABLE_FILE_TIMER = ENABLE_FILE_TIMER
 TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 TORCHELASTIC_TIMER_FILE = TIMER_FILE
 TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = TIMEOUT_VARIABLE
+
+
+class OneNode:
+    """The rendezvous of a single node, as far as torch's agent asks for it."""
+
+    use_agent_store = False
+
+    def get_run_id(self) -> str:
+        """It has none."""
+        return ""
+
+    get_backend = get_run_id
+
+    def num_nodes_waiting(self) -> int:
+        """Nobody can join."""
+        return 0
+
+
+@dataclass
+class WorkerSpec(api.WorkerSpec):
+    """What the workers of one role run; the same on every node.
+
+    Beside torch's own: it needs no handler on one node, and has what later versions of torch have.
+
+    Raises:
+        ValueError: a number is not positive, or there is no entrypoint.
+    """
+
+    # a handler of ``torch.distributed.elastic.rendezvous`` for several nodes
+    rdzv_handler: Any = field(default_factory=OneNode)
+    event_log_handler: str = "null"  # destination of torch's events
+    numa_options: Any = None
+    # teed lines of stdout with one of these also go to another file
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False  # workers see their own GPU as device 0, and LOCAL_RANK=0
+
+    def __post_init__(self) -> None:
+        if self.local_world_size <= 0:
+            raise ValueError(f"local_world_size: {self.local_world_size} is not positive")
+        if self.monitor_interval <= 0:
+            raise ValueError(f"monitor_interval: {self.monitor_interval} is not positive")
+        if self.rdzv_handler is None:
+            self.rdzv_handler = OneNode()
+        if self.fn is not None:
+            text = "WorkerSpec.fn is deprecated, use WorkerSpec.entrypoint instead"
+            warnings.warn(text, DeprecationWarning, stacklevel=3)
+            self.entrypoint = self.fn
+        if not self.entrypoint:
+            raise ValueError("entrypoint: a function or a program is needed")
 
 
 def substitute_local_rank(args: tuple[object, ...], local_rank: int) -> tuple[object, ...]:
@@ -80,13 +127,13 @@ def substitute_local_rank(args: tuple[object, ...], local_rank: int) -> tuple[ob
     )
 
 
-class LocalElasticAgent:
+class LocalElasticAgent(api.SimpleElasticAgent):
     """Run a worker group as processes of this machine.
 
     Events wake it, not a clock. Only nodes that wait to join are looked for, every
     ``monitor_interval`` seconds.
 
-    ``spec``: what the workers run. Without a ``rdzv_handler`` neither a store nor torch is needed.
+    ``spec``: what the workers run. Without a ``rdzv_handler`` no store is needed.
     ``start_method``: for functions: ``spawn``, ``forkserver`` or ``fork``.
     ``exit_barrier_timeout``: seconds that this node waits for the others at the end.
     ``log_line_prefix_template``: header of teed lines, with ``${role_name}``, ``${rank}`` and
@@ -115,14 +162,8 @@ class LocalElasticAgent:
         watchdog: WatchdogPolicy | None = None,
         restart: RestartPolicy | None = None,
     ) -> None:
-        # these names are torch's: its own methods are used where it is loaded (`_torchs`)
-        self._worker_group = WorkerGroup(spec)
-        self._remaining_restarts = spec.max_restarts
-        self._store: Any = None
-        self._exit_barrier_timeout = exit_barrier_timeout
-        self._shutdown_timeout = shutdown_timeout
-        self._total_execution_time = 0
-        self._in_exit_barrier = False
+        super().__init__(spec, exit_barrier_timeout)
+        self._shutdown_timeout: float = shutdown_timeout  # type: ignore[assignment]
         self._logs_specs = logs_specs
         self._start_method = start_method
         self._prefix = log_line_prefix_template
@@ -149,51 +190,13 @@ class LocalElasticAgent:
         # While it runs: each holds the other, and only the collector would free what both hold.
         self._supervisor: Supervisor | None = None
 
-    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:  # noqa: ARG002
-        """The group; there is one role. It changes while the agent runs."""
-        return self._worker_group
-
-    # What is torch's own
-
-    def _torchs(self) -> Any:
-        """Torch's agent with the attributes of this one: for events, metrics and other nodes."""
-        base = import_module("torch.distributed.elastic.agent.server.api").SimpleElasticAgent
-        # what is abstract is not called
-        kind: Any = type("LocalElasticAgent", (base,), dict.fromkeys(base.__abstractmethods__))
-        agent = kind.__new__(kind)
-        agent.__dict__ = self.__dict__
-        return agent
-
-    def get_event_failed(self) -> Any:
-        """Torch's event of an agent that failed; for use where its exception is handled."""
-        return self._torchs().get_event_failed()
-
-    def get_event_succeeded(self) -> Any:
-        """Torch's event of an agent that succeeded."""
-        return self._torchs().get_event_succeeded()
-
-    def _record_start(self, worker: Worker) -> None:
-        if _ELASTIC in sys.modules:
-            events = import_module(f"{_ELASTIC}.events")
-            event = self._torchs()._construct_event("START", events.EventSource.WORKER, worker)
-            events.record(event, self._worker_group.spec.event_log_handler)
-
-    def _record_result(self, result: RunResult) -> None:
-        if _ELASTIC in sys.modules:
-            put = import_module(f"{_ELASTIC}.metrics").put_metric
-            name = f"workers.{self._worker_group.spec.role}"
-            put(f"{name}.remaining_restarts", self._remaining_restarts)
-            put(f"{name}.{result.state.name.lower()}", 1)
-            self._torchs()._record_metrics(result)
-            self._torchs()._record_worker_events(result)
-
     # Forming a group
 
-    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+    def _rendezvous(self, worker_group: Any) -> None:
         if not isinstance(worker_group.spec.rdzv_handler, OneNode):
             # It may wait for other nodes inside torch, where only an exception gets through.
             with self._signals.raising():
-                self._torchs()._rendezvous(worker_group)
+                super()._rendezvous(worker_group)
             return
         spec = worker_group.spec
         size = spec.local_world_size
@@ -212,15 +215,15 @@ class LocalElasticAgent:
             self._port.close()
             self._port = None
 
-    def _start(self, action: StartWorkers) -> PContext:
+    def _start_attempt(self, action: StartWorkers) -> PContext:
         group = self._worker_group
         self._remaining_restarts = group.spec.max_restarts - action.restart_count
         self._rendezvous(group)
-        context = self._start_workers(group)
-        group.state = WorkerState.HEALTHY
+        context = self._start_group(group)
+        group.state = api.WorkerState.HEALTHY
         return context
 
-    def _start_workers(self, worker_group: WorkerGroup) -> PContext:
+    def _start_group(self, worker_group: WorkerGroup) -> PContext:
         spec, places, envs = worker_group.spec, self._places(worker_group), {}
         for rank, place in places.items():
             env = contract(place, os.environ)
@@ -296,9 +299,15 @@ class LocalElasticAgent:
         self._health_check_server = torchs.create_healthcheck_server(alive, int(port), 60)
         self._health_check_server.start()
 
+    def _stop_workers(self, worker_group: WorkerGroup) -> Any:
+        """Of torch's own loop, which does not run here."""
+        raise NotImplementedError
+
+    _start_workers = _monitor_workers = _stop_workers
+
     # Running
 
-    def run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - there is one
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the workers, and start them again when they fail, as often as the spec allows.
 
         Signals are handled until all is over.
@@ -309,64 +318,60 @@ class LocalElasticAgent:
         """
         if self._machine.finished:
             raise RuntimeError("an agent runs once: make another one")
-        started, signum = time.monotonic(), signal.SIGTERM
         with self._signals:
-            try:
-                result = self._invoke_run()
-                self._total_execution_time = int(time.monotonic() - started)
-                self._record_result(result)
-            except SignalException as error:
-                logger.warning("%s: ending the workers", error)
-                signum = error.sigval
-                raise
-            except Exception as error:
-                # A rendezvous that is over, for instance because another node completed it.
-                if type(error).__name__ != "RendezvousGracefulExitError":
-                    raise
-                logger.info("the rendezvous ended: %s", error)
-                result = RunResult(WorkerState.SUCCEEDED)
-            finally:
-                self._shutdown(signum, timeout=self._shutdown_timeout)
-                self._total_execution_time = int(time.monotonic() - started)
+            # None: the rendezvous is over, for instance because another node completed it
+            return super().run(role) or RunResult(api.WorkerState.SUCCEEDED)
+
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002
+        try:
+            result = self._supervise()
+        except SignalException as error:
+            logger.warning("%s: ending the workers", error)
+            self._shutdown(error.sigval, self._shutdown_timeout)
+            raise
+        spec = self._worker_group.spec
+        put_metric(f"workers.{spec.role}.remaining_restarts", self._remaining_restarts)
+        put_metric(f"workers.{spec.role}.{result.state.name.lower()}", 1)
         return result
 
-    def _invoke_run(self) -> RunResult:
+    def _supervise(self) -> RunResult:
         spec = self._worker_group.spec
         self._supervisor = Supervisor(
             self._machine,
             GroupOptions(spec.local_world_size, self._shutdown_timeout),
-            GroupHooks(self._start, self._seen),
+            GroupHooks(self._start_attempt, self._seen),
             signals=self._signals,
             watchdog=self._watchdog,
             clock=self._clock,
             nodes=None if isinstance(spec.rdzv_handler, OneNode) else self,
         )
         end = self._supervisor.run()
-        self._worker_group.state = end.state
+        state = self._worker_group.state = api.WorkerState(end.state.value)
         if end.signum is not None:
             received = signal.Signals(end.signum)
             raise SignalException(f"the agent received {received.name}", sigval=received)
         if self._pcontext is None:
-            return RunResult(end.state)
+            return RunResult(state)
         found = self._watchdog.at_fault() if end.reason in ("hang", "timeout", "oom") else None
         result = self._pcontext.result(found)
         ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
         return RunResult(
-            end.state,
+            state,
             {ranks[rank]: value for rank, value in result.return_values.items()},
-            {ranks[rank]: failure for rank, failure in result.failures.items()},
+            {ranks[rank]: failure for rank, failure in result.failures.items()},  # type: ignore[misc]
         )
 
     def _seen(self, item: object) -> object:
         # the machine gets to know of a start after this
         if not isinstance(item, GroupStarted):
-            self._worker_group.state = self._machine.worker_state
+            self._worker_group.state = api.WorkerState(self._machine.worker_state.value)
         if self._observer is not None:
             self._observer(item)
         if isinstance(item, Started):
             worker = self._worker_group.workers[item.local_rank]
             worker.id = item.pid
-            self._record_start(worker)
+            event = self._construct_event("START", EventSource.WORKER, worker)
+            events.record(event, self._worker_group.spec.event_log_handler)
         return item
 
     # The other nodes, as the supervisor asks for them
@@ -402,7 +407,7 @@ class LocalElasticAgent:
         """Wait for the agents of other nodes, as long as the exit barrier lasts."""
         if self._store is not None:
             with self._signals.raising():
-                self._torchs()._exit_barrier()
+                self._exit_barrier()
         return [BarrierPassed()]
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:

@@ -66,11 +66,6 @@ class WorkerState(str, Enum):
     SUCCEEDED = "SUCCEEDED"
     FAILED = "FAILED"
 
-    @staticmethod
-    def is_running(state: WorkerState) -> bool:
-        """Whether workers exist in this state, healthy or not."""
-        return state in (WorkerState.HEALTHY, WorkerState.UNHEALTHY)
-
 
 # Why a group ends. `died`: a signal ended a worker; `signal`: one came to the launcher; `node`: a
 # node was lost, or left; `membership`: others wait to join; `preflight`: the program that is run

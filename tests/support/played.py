@@ -217,7 +217,7 @@ class Played(LocalElasticAgent):
         for worker in worker_group.workers:
             worker.global_rank = 10 + worker.local_rank
 
-    def _start_workers(self, worker_group: WorkerGroup) -> PContext:
+    def _start_group(self, worker_group: WorkerGroup) -> PContext:
         assert not any(context.alive for context in self.contexts), "started while others live"
         context = PlayedContext(worker_group.spec.local_world_size)
         self._pcontext = context

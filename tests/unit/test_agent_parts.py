@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from itertools import islice
 from typing import Any
 
@@ -126,17 +124,6 @@ def test_line_prefixes_are_templates(template: str, prefix: str) -> None:
         log_line_prefix_template=template,
     )
     assert agent._prefixes({1: place()}) == {1: prefix}
-
-
-def test_an_agent_is_made_without_torch_or_templates() -> None:
-    code = (
-        "import sys; from lllaunch.agent import LocalElasticAgent, WorkerSpec;"
-        "from lllaunch.multiprocessing import DefaultLogsSpecs;"
-        "LocalElasticAgent(WorkerSpec('r', 2, entrypoint='x'), DefaultLogsSpecs());"
-        "print([name for name in ('torch', 'numpy', 'asyncio', 'hydra') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 5)), min_size=1, max_size=6))
