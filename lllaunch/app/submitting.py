@@ -337,8 +337,6 @@ class SlurmExecutor(Executor):
 
     """
 
-    queues = True
-
     _session: SweepSession
     _jobs: SweepJobs
     _policy: SweepPolicy

@@ -138,8 +138,6 @@ class Board:
         self._signals = 0
         # of all attempts that have ended, and of those that succeeded
         self._all, self._good = Durations(), Durations()
-        # about to start; other launchers may prevent that yet
-        self._starting: dict[int, JobView] = {}
         self._said: list[Announcement] = []
 
     def of_state(self, *states: J) -> list[JobView]:
@@ -163,10 +161,6 @@ class Board:
         That is an event or action of the scheduler, or what a job printed; others are ignored.
         """
         self._said = []
-        if self._starting and not isinstance(event, _TOO_EARLY):
-            for job in self._starting.values():
-                self._began(job)
-            self._starting.clear()
         if (action := _ACTIONS.get(type(event))) is not None:
             action(self, event, now)
         return self._said
@@ -203,23 +197,18 @@ class Board:
             job.why = event.why
 
     def _start(self, event: v.StartJob, now: float) -> None:
-        job = self._starting[event.number] = self._job(event.number)
+        job = self._job(event.number)
         job.state, job.attempt, job.lease, job.since = J.RUNNING, event.attempt, event.lease, now
         job.tries = event.attempt + 1
         job.line = job.why = ""
         job.progress = job.objective = None
-
-    def _began(self, job: JobView) -> None:
         named = f" ({job.overrides})" if job.overrides else ""
         on = f" on {slots}" if (slots := lease_text(job.lease)) else ""
         attempt = f", attempt {job.attempt}" if job.attempt else ""
         self._say(f"job {job.number} started{named}{on}{attempt}", routine=True)
 
     def _not_started(self, event: v.JobNotStarted, _: float) -> None:
-        job = self._job(event.number)
-        self._starting.pop(event.number, None)
-        job.state, job.lease, job.tries = J.WAITING, Lease(), job.attempt
-        slots = lease_text(event.held)
+        job, slots = self._job(event.number), lease_text(event.held)
         if slots and not job.held:
             job.held = True
             self._say(f"job {job.number} waits for {slots}: held by another launcher")
@@ -325,17 +314,6 @@ class Board:
         elif self._signals == 2:
             self._say(f"{name} received again: {jobs} killed", "cause")
 
-
-# After these a `JobNotStarted` may come that takes a `StartJob` back.
-_TOO_EARLY = (
-    v.ComposeNext,
-    v.StartJob,
-    v.Retry,
-    v.Settle,
-    v.SignalJobs,
-    v.JobNotStarted,
-    v.Blocked,
-)
 
 _ACTIONS: dict[type, Callable[[Board, Any, float], None]] = {
     v.JobComposed: Board._composed,

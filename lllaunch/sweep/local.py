@@ -151,6 +151,7 @@ class LocalExecutor(Executor):
         except OutputError as error:
             self._take_back(job.number, job.lease, error)
             return
+        self.sweep.observe(v.StartJob(job.number, job.lease, job.attempt))
         lent = None if job.answer.warm is None else self._warm.lend(job.answer.warm, job.pidfd)
         # It was forked before they were taken.
         locks = self._leases.descriptors(job.lease)

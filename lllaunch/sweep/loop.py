@@ -68,8 +68,6 @@ class Executor:
     sweep: Sweep
     # what jobs lease; nothing where they have a queue of their own
     slots = Lease()
-    # whether a started job waits in a queue; the observer is told by the executor when it runs
-    queues = False
     # whether jobs go on when the launcher has ended
     left = False
 
@@ -78,7 +76,7 @@ class Executor:
         raise NotImplementedError
 
     def start(self, start: v.StartJob) -> None:
-        """Start a job that is composed; start it again if it has been."""
+        """Start a job that is composed, or start it again; tell the observer when it runs."""
         raise NotImplementedError
 
     def settled(self, end: v.Settle) -> None:
@@ -284,7 +282,7 @@ class Sweep:
             event = self._events.popleft()
             self.observe(event)
             for action in self._scheduler.handle(event, self.clock()):
-                if not (self._executor.queues and isinstance(action, v.StartJob)):
+                if not isinstance(action, v.StartJob):
                     self.observe(action)
                 self._perform(action)
         self._telling = False

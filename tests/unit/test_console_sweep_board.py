@@ -17,7 +17,6 @@ from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import (
     JobPrinted,
     JobProgressed,
-    Tick,
 )
 from lllaunch.sweep.schedule import Retries, SweepPolicy
 from lllaunch.words import short_overrides
@@ -47,7 +46,7 @@ def composed(number: int) -> list[object]:
 
 
 def begun(of: Board, number: int, *, now: float = 0.0, lease: Lease = GPU) -> list[str]:
-    return said(of, *composed(number), v.StartJob(number, lease), Tick(), now=now)
+    return said(of, *composed(number), v.StartJob(number, lease), now=now)
 
 
 def ends(number: int, code: int = 0, attempts: int = 1, **more: Any) -> list[object]:
@@ -89,7 +88,7 @@ def test_a_retry_is_counted_by_cause() -> None:
     of.take(v.RetryDue(0), 15.0)
     start = v.StartJob(0, GPU, attempt=1)
     text = "job 0 started (lr=0.1 seed=0) on GPU 0, attempt 1"
-    assert said(of, start, Tick(), now=15.0) == [text]
+    assert said(of, start, now=15.0) == [text]
     again = [v.JobEnded(0, 139, "signal"), v.Retry(0, 2, "signal")]
     ended = "job 0: attempt 1 was ended by a signal after 2.0 s: SIGSEGV (exit code 139)"
     assert said(of, *again, now=17.0) == [f"{ended}; trying again (1 of 2)"]
@@ -111,13 +110,13 @@ def test_slots_that_others_hold_are_named_once_and_no_start_is_told() -> None:
     of = board()
     said(of, *composed(0))
     lease = Lease(("0", "1"), (4, 5, 6))
-    refused = [v.StartJob(0, lease), v.JobNotStarted(0, Lease(("1",), (4, 5)))]
+    refused = v.JobNotStarted(0, Lease(("1",), (4, 5)))
     held = "job 0 waits for GPU 1, cores 4-5: held by another launcher"
-    assert said(of, *refused, Tick()) == [held]
+    assert said(of, refused) == [held]
     assert of.running == 0
-    assert said(of, v.SlotsFreed(Lease(("1",), (4, 5))), *refused, Tick()) == []
+    assert said(of, v.SlotsFreed(Lease(("1",), (4, 5))), refused) == []
     started = "job 0 started (lr=0.1 seed=0) on GPU 0,1, cores 4-6"
-    assert said(of, v.StartJob(0, lease), v.ComposeNext(7), Tick()) == [started]
+    assert said(of, v.StartJob(0, lease)) == [started]
 
 
 @pytest.mark.parametrize(
@@ -167,9 +166,7 @@ def test_what_keeps_jobs_from_starting_is_said_and_that_it_is_over() -> None:
     begun(of, 0)
     blocked = v.Blocked("'/s/sweep.jsonl': no space")
     said_then = "no job is started until that works again, those that run go on"
-    assert said(of, v.StartJob(1, GPU), blocked, v.JobNotStarted(1)) == [
-        f"{blocked.why}; {said_then}"
-    ]
+    assert said(of, *composed(1), blocked, v.JobNotStarted(1)) == [f"{blocked.why}; {said_then}"]
     assert of.jobs[1].state is J.WAITING
     assert said(of, v.Unblocked()) == ["what failed works again: jobs are started"]
 
@@ -252,7 +249,7 @@ def test_the_table_always_fits(
         objectives=Objectives("minimize" if lines % 2 else None),
     )
     for number, end in enumerate(ends):
-        said(of, v.JobComposed(number, Need()), v.StartJob(number, Lease(tuple(gpus))), Tick())
+        said(of, v.JobComposed(number, Need()), v.StartJob(number, Lease(tuple(gpus))))
         of.take(JobPrinted(number, 1, line.encode()), 1.0)
         if end is not None:
             ended = v.JobEnded(number, 1, None, line, objective=number / 7)
