@@ -716,35 +716,23 @@ def _conditions(hang: Hang, workers: Sequence[WorkerResult]) -> Iterator[Part]:
 
 
 def _stack_lines(hang: Hang, cwd: str) -> Iterator[StyledText]:
-    roots = _tree(hang, cwd)
+    roots = short_tree(hang.stacks.values())
+    in_one_place = sum(not branch.below for root in roots for branch in root.walk()) < 2
     title = "All ranks, outermost call first"
     if hang.left:
         yield from _frames_of(hang, hang.waiting, cwd)
     elif hang.hung:
-        told = hang.collectives.located if roots and hang.collectives is not None else frozenset()
-        yield from _places_of(hang, told, cwd)
-    elif roots or len(_by_place(hang, hang.stacks, cwd)) > 1:
+        yield from _frames_of(hang, hang.hung, cwd)
+    elif in_one_place:
+        yield from _frames_of(hang, tuple(hang.stacks), cwd)
+    else:
         nobody = "" if isinstance(hang.finding, (TimedOut, Asked)) else "Nobody stands out. "
         title = f"{nobody}Where the workers were"
-        if not roots:
-            yield StyledText(f"    {title}:")
-            for place, members in _by_place(hang, hang.stacks, cwd).items():
-                yield StyledText(f"      {ranks(members)}  {place or _UNKNOWN}")
-    else:
-        yield from _frames_of(hang, tuple(hang.stacks), cwd)
-    if roots:
+    if not in_one_place:
         yield from _tree_lines(title, roots, hang, cwd)
     files = _files(hang, cwd)
     if files:
         yield StyledText(f"    All stacks: {files}")
-
-
-def _tree(hang: Hang, cwd: str) -> tuple[StackBranch, ...]:
-    """Return where all ranks are as one tree; nothing if places of groups show as much."""
-    roots = short_tree(hang.stacks.values())
-    ways = sum(not branch.below for root in roots for branch in root.walk())
-    more = ways > len(_by_place(hang, hang.stacks, cwd))
-    return roots if more or (ways > 1 and len(hang.stacks) > 2) else ()
 
 
 def _tree_lines(
@@ -759,18 +747,6 @@ def _tree_lines(
     yield StyledText(f"    {title}{left_out}:")
     for line in tree_lines(roots, lambda call: tree_call(call, cwd)):
         yield StyledText(f"      {line}", "quote")
-
-
-def _places_of(hang: Hang, told: frozenset[int], cwd: str) -> Iterator[StyledText]:
-    """Yield where those are who hang, and all others but the waiting ranks in ``told``."""
-    yield from _frames_of(hang, hang.hung, cwd)
-    whom = _them(hang.hung)
-    for place, members in _largest(hang, hang.waiting, cwd):
-        if not told.issuperset(members):
-            yield StyledText(f"    {_capital(members)} waited for {whom} {place}".rstrip())
-    others = [rank for rank in hang.stacks if rank not in hang.hung + hang.waiting]
-    for place, members in _largest(hang, others, cwd):
-        yield StyledText(f"    {_were(members)} {place or _UNKNOWN}")
 
 
 def _frames_of(hang: Hang, members: Sequence[int], cwd: str) -> Iterator[StyledText]:

@@ -179,12 +179,6 @@ class Disagreement(Record, frozen=True):
 
         return sentence(self)
 
-    @property
-    def located(self) -> frozenset[int]:
-        """Ranks of which the sentence tells where they stand."""
-        told = (party for party in self.parties[:MOST_PARTIES] if party.places)
-        return frozenset(rank for party in told for rank in party.ranks)
-
 
 class Blame(Record, frozen=True):
     """Who hangs, and who only waits for that. Local ranks; both may be empty."""

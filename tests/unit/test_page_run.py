@@ -185,7 +185,7 @@ def stack(rank: int, function: str) -> RankStack:
 @pytest.mark.parametrize(
     ("hung", "waiting", "said"),
     [
-        ((1,), (0, 2), "Ranks 0, 2 waited for it in sync"),
+        ((1,), (0, 2), "[0,2] sync (/home/me/train.py:40)"),
         ((), (), "Nobody stands out. Where the workers were"),
     ],
 )

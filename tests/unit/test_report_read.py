@@ -193,7 +193,7 @@ def test_a_hang_is_told_with_where_the_ranks_stood(run: LeftRun) -> None:
     case = only(load(ended(run, "failed", 4, hung(run)), [str(run.path)]))
     assert (case.kind, case.place) == ("TimerExpired", ("t.py", 40))
     assert case.message == "rank 1: hung: its timer 'sync' ran out after 10 s"
-    assert "  Rank 0 waited for it in the kernel (futex)" in case.explanation
+    assert "    [0] no Python frames are known (state S in futex)" in case.explanation
     assert "t.py:40 in sync: x" in case.text
     assert case.logs[0].lines == ("of the one that hung",)
 
