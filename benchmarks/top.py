@@ -25,7 +25,7 @@ from generated import write_sweep
 from launch import table
 from workplace import machine
 
-from lllaunch.console.live_table import view_rows
+from lllaunch.console.views import view_rows
 from lllaunch.locks import lock_directory
 from lllaunch.results.live import LiveReader, LiveView, Watched
 from lllaunch.results.store import FoundDirectory

@@ -414,6 +414,12 @@ def jobs_text(counts: Mapping[str, int]) -> str:
     return _jobs(counts, f"{counts.get('succeeded', 0)} of {jobs} succeeded")
 
 
+def verdict_text(counts: Mapping[str, int], seconds: float | None, exit_code: int | None) -> str:
+    """Return ``1 of 3 jobs succeeded, 2 failed in 0.8 s (exit code 6)`` of jobs by state."""
+    text = jobs_text(counts) + ("" if seconds is None else f" in {duration(seconds)}")
+    return f"{text} (exit code {exit_code})" if exit_code else text
+
+
 def _jobs(counts: Mapping[str, int], good: str) -> str:
     told: Counter[str] = Counter()
     for state in dict.fromkeys((*MEANINGS, *counts)):

@@ -1,7 +1,7 @@
 """What the user sees of a sweep: a live table on a terminal, a line for each change elsewhere.
 
 `SweepConsole` speaks for the sweep's launcher, `JobConsole` for one job, which is silent where the
-launcher reports the same. `Board` is what is known, `lllaunch.console.summary` has the end.
+launcher reports the same. `Board` is what is known, `lllaunch.console.views` has its tables.
 """
 
 from __future__ import annotations
@@ -499,7 +499,7 @@ class SweepConsole:
             self._draw(now)
 
     def _rows(self, columns: int, lines: int) -> list[Row]:
-        from lllaunch.console.live_table import view_rows  # noqa: PLC0415 - of terminals
+        from lllaunch.console.views import view_rows  # noqa: PLC0415 - of terminals
 
         view = view_of(self._board, self._clock())
         # what jobs print scrolls above
@@ -547,10 +547,11 @@ class SweepConsole:
         """Show the summary of a sweep that is over.
 
         A sweep that is resumed may have had other jobs than those with `numbers`; None for all,
-        also those of batches before. `resume` is as `lllaunch.console.summary.Setting` has it.
+        also those of batches before. `resume` is as `lllaunch.console.views.Setting` has it.
         """
         # what only the end needs is imported then
-        from lllaunch.console.summary import Setting, summary_rows  # noqa: PLC0415
+        from lllaunch.console.views import Setting, summary_rows  # noqa: PLC0415
+        from lllaunch.results.sweeps import entry_of_job  # noqa: PLC0415
 
         self.close()
         stream = self._flow.stream
@@ -565,10 +566,11 @@ class SweepConsole:
         )
         if numbers is not None:
             numbers = numbers if isinstance(numbers, range) else frozenset(numbers)
-            jobs = tuple(job for job in result.jobs if job.job in numbers)
-            result = replace(result, jobs=jobs, seconds=self._clock() - self._board.began)
+            ours = tuple(job for job in result.jobs if job.job in numbers)
+            result = replace(result, jobs=ours, seconds=self._clock() - self._board.began)
         if not (self._quiet and result.exit_code == 0):
-            self._say(summary_rows(result, setting), last=True)
+            jobs = (entry_of_job(job, setting.directory, "failed") for job in result.jobs)
+            self._say(summary_rows(result, jobs, setting), last=True)
 
     def close(self) -> None:
         """Take the table away and write what was not shown yet; idempotent."""

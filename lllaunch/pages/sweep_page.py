@@ -22,7 +22,7 @@ from urllib.parse import quote
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.pages import charts, html
 from lllaunch.results.report import common_overrides, sweep_report
-from lllaunch.results.sweeps import JobTry, SweepTimeline, tracks_of
+from lllaunch.results.sweeps import JobTry, SweepTimeline, objectives_of, tracks_of
 from lllaunch.run.result import known_result
 from lllaunch.sweep.history import SweepResult
 from lllaunch.sweep.objective import Direction, Objective, Objectives, improvements, objective_of
@@ -37,7 +37,6 @@ from lllaunch.words import (
     named_jobs,
     objective_text,
     progress_text,
-    short_overrides,
     state_title,
 )
 
@@ -125,12 +124,8 @@ class SweepFacts:
     def objectives(self) -> Objectives:
         """The best objective, or the lowest and the highest; of equal ones the first job's."""
         result = self.sweep.result
-        known = (
-            Objective(value, job.number or 0, short_overrides(job.overrides, self.common))
-            for job, value in zip(self.sweep.jobs, self.values, strict=True)
-            if value is not None
-        )
-        return Objectives(None if result is None else result.direction, known)
+        direction = None if result is None else result.direction
+        return objectives_of(self.sweep.jobs, direction, self.common)
 
     def cause(self, job: ListEntry) -> str:
         """Return the first failure in one line, why it was not run, or how far it is."""

@@ -37,7 +37,7 @@ from lllaunch.results.store import (
     sample_of,
     signature,
 )
-from lllaunch.results.sweeps import SweepFiles, SweepView
+from lllaunch.results.sweeps import SweepFiles, SweepView, objectives_of
 from lllaunch.run.directory import ATTEMPT, SAMPLES, RankSample, RunSample, finite
 from lllaunch.sweep.objective import Objectives
 from lllaunch.sweep.pool import Lease
@@ -420,7 +420,7 @@ class LiveReader:
                         self._runs.pop(job.path, None)
         row = known.entry or view.entry
         if changed and result is not None:
-            known.objectives = result.objectives(row.overrides)
+            known.objectives = objectives_of(view.jobs, result.direction, row.overrides)
         known.result = result
         leases = {job.job: job.lease for job in (() if result is None else result.jobs)}
         known.rows = tuple(

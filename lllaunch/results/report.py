@@ -18,7 +18,6 @@ from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from lllaunch.console.report import report_body, title_text
 from lllaunch.console.stream import showing
-from lllaunch.console.summary import verdict_text
 from lllaunch.documents import isoformat, signal_name
 from lllaunch.errors import ExitCode
 from lllaunch.files import naming, within, working_directory, write_all, write_atomic
@@ -29,7 +28,7 @@ from lllaunch.results.view import Log, RunView, view_run
 from lllaunch.run.directory import RESULT
 from lllaunch.run.excerpts import place_of
 from lllaunch.text import clean, duration, first_line, plain, shorten
-from lllaunch.words import UNFINISHED, ending, jobs_text, state_title, took
+from lllaunch.words import UNFINISHED, ending, jobs_text, state_title, took, verdict_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -311,7 +310,7 @@ def sweep_report(sweep: SweepView, roots: Sequence[str]) -> Report:
     common = common_overrides([tuple(map(clean, job.overrides)) for job in jobs])
     runs = dict(_runs(sweep.path, jobs, roots))
     state = "" if over else sweep.entry.state
-    verdict = verdict_text(result, sweep.entry.counts)
+    verdict = verdict_text(sweep.entry.counts, result.seconds, result.exit_code)
     if not over:
         verdict = f"{state_title(state).lower()}: {jobs_text(sweep.entry.counts)}"
     return Report(

@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -56,8 +56,9 @@ from lllaunch.sweep.journal import (
     StartedRecord,
     read_journal,
 )
+from lllaunch.sweep.objective import Direction, Objective, Objectives, objective_of
 from lllaunch.sweep.pool import Lease
-from lllaunch.words import MEANINGS
+from lllaunch.words import MEANINGS, short_overrides
 
 if TYPE_CHECKING:
     from lllaunch.results.history import TimeSpan
@@ -175,24 +176,7 @@ class SweepView:
         return () if self.result is None else tuple(map(self._job, self.result.jobs))
 
     def _job(self, job: JobHistory) -> ListEntry:
-        # what was not submitted goes on with the launcher alone
-        ended, state = job.result, _state_of_job(job, self._state)
-        seconds = None if ended is None else ended.seconds
-        if state == "running" and job.started_ns:
-            seconds = max(0, time.time_ns() - job.started_ns) / 1e9
-        entry = ListEntry(
-            "job",
-            os.path.join(self.path, job.directory) if job.directory else self.path,
-            state,
-            exit_code=None if ended is None else ended.exit_code,
-            started_ns=job.started_ns or None,
-            seconds=seconds,
-            attempts=job.tries,
-            root_cause=(ended.root_cause if ended is not None else "") or job.reason,
-            value=job.value,
-            number=job.job,
-            given=job.overrides,
-        )
+        entry = entry_of_job(job, self.path, self._state)
         if not (self.is_submitted and job.directory):
             return entry
         found = FoundDirectory(entry.path, "run", contents_of(entry.path)[0])
@@ -291,6 +275,41 @@ def _with_submitted(sweep: ListEntry, jobs: Sequence[ListEntry]) -> ListEntry:
     well = counts.keys() <= {"succeeded"}
     state, code = ("succeeded", ExitCode.SUCCESS) if well else ("failed", ExitCode.SWEEP)
     return structs.replace(sweep, state=state, exit_code=int(code))
+
+
+def entry_of_job(job: JobHistory, sweep: str, sweep_state: str) -> ListEntry:
+    """Return what the journal tells of a job that goes on with the launcher of its sweep."""
+    ended, state = job.result, _state_of_job(job, sweep_state)
+    seconds = None if ended is None else ended.seconds
+    if state == "running" and job.started_ns:
+        seconds = max(0, time.time_ns() - job.started_ns) / 1e9
+    return ListEntry(
+        "job",
+        os.path.join(sweep, job.directory) if job.directory else sweep,
+        state,
+        exit_code=None if ended is None else ended.exit_code,
+        started_ns=job.started_ns or None,
+        seconds=seconds,
+        attempts=job.tries,
+        root_cause=(ended.root_cause if ended is not None else "") or job.reason,
+        value=job.value,
+        number=job.job,
+        given=job.overrides,
+    )
+
+
+def objectives_of(
+    jobs: Sequence[ListEntry], direction: Direction | None, common: Collection[str]
+) -> Objectives:
+    """Return what is best, or the extremes, named by the overrides that not all jobs share."""
+    good = ((objective_of(job.value), job) for job in jobs if job.state == "succeeded")
+    known = (Objective(value, job.number or 0) for value, job in good if value is not None)
+    found = Objectives(direction, known).extremes
+    names = {job.number or 0: job.overrides for job in jobs} if found else {}
+    return Objectives(
+        direction,
+        (each._replace(name=short_overrides(names[each.job], common)) for _, each in found),
+    )
 
 
 def _state_of_job(job: JobHistory, sweep: str) -> str:

@@ -26,14 +26,13 @@ from lllaunch.sweep.journal import (
     Skipped,
     StartedRecord,
 )
-from lllaunch.sweep.objective import Direction, Objective, Objectives
+from lllaunch.sweep.objective import Direction
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.schedule import JobState
 from lllaunch.text import first_line
-from lllaunch.words import short_overrides
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from lllaunch.run.result import RunResult
     from lllaunch.sweep import journal
@@ -128,18 +127,6 @@ class SweepResult(Record, frozen=True):
     def counts(self) -> dict[str, int]:
         """How many jobs are in each state."""
         return dict(sorted(Counter(job.state for job in self.jobs).items()))
-
-    def objectives(self, common: Collection[str]) -> Objectives:
-        """Return what is best, or the extremes, named by the overrides that not all jobs share."""
-        known = ((job.objective, job.job) for job in self.jobs)
-        objectives = (Objective(value, job) for value, job in known if value is not None)
-        found = Objectives(self.direction, objectives).extremes
-        jobs = {job.job: job for job in self.jobs} if found else {}
-        named = (
-            each._replace(name=short_overrides(jobs[each.job].overrides, common))
-            for _, each in found
-        )
-        return Objectives(self.direction, named)
 
     def with_others(
         self, numbers: Iterable[int], overrides: Callable[[int], Sequence[str]]

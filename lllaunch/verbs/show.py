@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
-
-from msgspec.structs import replace
 
 from lllaunch.console.lanes import (
     DRAWN,
@@ -20,11 +17,10 @@ from lllaunch.console.lanes import (
     progress_of_ranks,
     timeline_rows,
 )
-from lllaunch.console.live_table import table_rows
 from lllaunch.console.report import failure_text, fate_text, report_lines
 from lllaunch.console.stream import encodable
-from lllaunch.console.summary import Setting, summary_rows
 from lllaunch.console.table import GAP, Row, aligned, padded
+from lllaunch.console.views import Setting, summary_rows, table_rows
 from lllaunch.documents import Plain
 from lllaunch.locks import holder
 from lllaunch.results.live import LiveReader
@@ -57,7 +53,6 @@ if TYPE_CHECKING:
     from lllaunch.results.live import LiveView
     from lllaunch.results.store import BatchFacts
     from lllaunch.run.result import AttemptResult, RunResult
-    from lllaunch.sweep.history import JobHistory
 
 _DESCRIPTION = """\
 Show a run or a sweep from its files: result, timeline, workers, logs and plan. For a live run,
@@ -328,10 +323,6 @@ def _without_outcome(entry: ListEntry, cwd: str) -> Iterator[Row]:
 
 def _show_sweep(view: SweepView, cwd: str, *, as_json: bool) -> None:
     sweep, entry = view.result, view.entry
-    if sweep is not None and view.is_submitted:
-        live = {job.number: job for job in view.jobs if job.batch_job}
-        jobs = tuple(_by_now(job, live[job.job]) if job.job in live else job for job in sweep.jobs)
-        sweep = replace(sweep, jobs=jobs)
     rows = _facts([*_head(entry, cwd)])
     if as_json:
         summary = None if sweep is None else Plain()(sweep)
@@ -342,21 +333,8 @@ def _show_sweep(view: SweepView, cwd: str, *, as_json: bool) -> None:
     else:
         running = entry.state in {"queued", "running"}
         common = common_overrides([job.overrides for job in sweep.jobs])
-        if running:
-            names = {"started": "running", "composed": "waiting"}
-            jobs = tuple(replace(job, state=names.get(job.state, job.state)) for job in sweep.jobs)
-            sweep = replace(sweep, jobs=jobs)
         resume, width = None if running else "", columns()
         setting = Setting(entry.path, cwd, len(sweep.jobs), common, columns=width, resume=resume)
-        shown = summary_rows(sweep, setting)
+        shown = summary_rows(sweep, view.jobs, setting)
         # the last line says how it ended
         print_rows([*rows, *(shown[:-1] if running else shown)])
-
-
-def _by_now(job: JobHistory, entry: ListEntry) -> JobHistory:
-    """Return what is known of a job whose batch job may say more than the journal."""
-    now: dict[str, Any] = {"state": entry.state}
-    if entry.exit_code is not None and job.result is None:
-        now |= {name: getattr(entry, name) for name in ("exit_code", "root_cause", "seconds")}
-        now["return_value"] = None if entry.value is None else json.dumps(entry.value)
-    return replace(job, **now)

@@ -11,8 +11,8 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from lllaunch.console.live_table import view_rows
 from lllaunch.console.table import is_terminal
+from lllaunch.console.views import view_rows
 from lllaunch.linux.process import wait
 from lllaunch.results.index import DEFAULT_ROOTS
 from lllaunch.results.live import LiveReader, plain_view

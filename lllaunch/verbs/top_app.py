@@ -21,14 +21,14 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, HelpPanel, Input, Static
 
-from lllaunch.console.live_table import (
+from lllaunch.console.table import RICH_STYLES, Column, Row, fitting
+from lllaunch.console.views import (
     columns_of,
     head_rows,
     matches,
     path_text,
     sorted_rows,
 )
-from lllaunch.console.table import RICH_STYLES, Column, Row, fitting
 from lllaunch.errors import LaunchError
 from lllaunch.results.live import LiveReader, LiveView, Watched
 from lllaunch.results.store import FoundDirectory, ListEntry
@@ -175,7 +175,7 @@ class ListScreen(Screen[None]):
         if view is None:
             return
         self._head(head_rows(view, width - 2, self._cwd)[: max(1, self.size.height // 3)])
-        columns = columns_of(view, self._cwd)
+        columns = columns_of(view.kind, self._cwd)
         by = next((each for each in columns if each.title == self._sorted_by), None)
         rows = [row for row in view.rows if matches(row, self.filter.value, self._cwd)]
         selected = self._selected()

@@ -43,7 +43,7 @@ RUN = [
     "results.report:commands",
     "results.report:summary",
 ]
-SUMMARY = "console.summary:summary_rows"
+SUMMARY = "console.views:summary_rows"
 SWEEP = [
     "console.sweep:painter",
     "console.sweep:Board.take",

@@ -186,7 +186,7 @@ def test_a_run_for_programs(told: Told) -> None:
 def test_a_sweep_and_a_job_of_it(told: Told) -> None:
     text = told("show", "latest")
     assert re.search(r"^sweep +multirun/1$", text, re.MULTILINE)
-    assert re.search(r"^ +3 +how=exit lr=2 +failed +1 ", text, re.MULTILINE)
+    assert re.search(r"^ +3 +how=exit lr=2 +failed +[\d.]+ ", text, re.MULTILINE)
     assert "  jobs 2-3 failed: exit code 3: rank 1: called sys.exit(7)\n" in text
     assert "2 of 4 jobs succeeded, 2 failed" in text
     summary = json.loads(Path("multirun/1/sweep.json").read_text())

@@ -10,8 +10,9 @@ import pytest
 from msgspec import structs
 
 import lllaunch.sweep.schedule as v
-from lllaunch.console.summary import Setting, summary_rows
 from lllaunch.console.sweep import Board, SweepConsole
+from lllaunch.console.views import Setting, summary_rows
+from lllaunch.results.sweeps import entry_of_job
 from lllaunch.spec import ConsolePolicy
 from lllaunch.sweep.history import JobHistory, SweepHistory, SweepResult, summary_of
 from lllaunch.sweep.journal import (
@@ -179,7 +180,8 @@ def document(*records: Any, jobs: int = 3, code: int | None = 6) -> SweepResult:
 
 
 def shown(found: SweepResult, setting: Setting = SETTING) -> str:
-    rows = summary_rows(found, setting)
+    jobs = (entry_of_job(job, setting.directory, "failed") for job in found.jobs)
+    rows = summary_rows(found, jobs, setting)
     return "".join(f"{''.join(part.text for part in row)}\n" for row in rows)
 
 
@@ -192,9 +194,9 @@ def test_failures_are_explained_and_how_to_go_on() -> None:
     verdict = "1 of 4 jobs succeeded, 1 failed, 2 not run in 3 min 20 s (exit code 6)"
     assert found.split("\n") == [
         "",
-        "  job  overrides  state      tries  time  objective",
-        "    0  lr=1       failed         1  12 s",
-        "    1  lr=2       succeeded      1  12 s       0.25",
+        "  job  overrides  state      time  value",
+        "    0  lr=1       failed     12 s",
+        "    1  lr=2       succeeded  12 s   0.25",
         "  and 2 jobs that were not run",
         "",
         "  job 0 (lr=1) failed: exit code 3: rank 1: raised ValueError: no",
@@ -231,7 +233,7 @@ def test_of_a_large_sweep_the_failures_are_shown() -> None:
     records = [ended(number, "succeeded", 0) for number in range(99)]
     found = shown(document(*records, ended(99, "failed", 3), jobs=100))
     assert found.count("succeeded") == 1
-    assert "\n   99  lr=100     failed      1  12 s\n" in found
+    assert "\n   99  lr=100     failed  12 s\n" in found
     few = shown(document(*(ended(n, "failed", 3, f"no {n}") for n in range(60)), jobs=60))
     assert "and 10 more failed, see sweep.json\n" in few
     assert "and 48 more jobs for other reasons, see sweep.json\n" in few
@@ -240,7 +242,7 @@ def test_of_a_large_sweep_the_failures_are_shown() -> None:
 def test_jobs_that_were_cancelled_or_not_even_composed_are_counted() -> None:
     records = [ended(0, "succeeded", 0), ended(1, "signalled", 130)]
     found = shown(document(*records, code=130), SETTING._replace(total=9, cancelled={1}))
-    assert "    1  lr=2       cancelled      1  12 s\n" in found
+    assert "    1  lr=2       cancelled  12 s\n" in found
     assert "failed" not in found
     told = "1 of 9 jobs succeeded, 1 cancelled, 7 not run in 3 min 20 s (exit code 130)"
     assert told in found
@@ -248,7 +250,7 @@ def test_jobs_that_were_cancelled_or_not_even_composed_are_counted() -> None:
 
 def test_a_job_whose_end_is_not_known_is_no_success() -> None:
     found = shown(document(StartedRecord(0), Skipped(2, "no more jobs are started"), code=None))
-    assert "  job 0 (lr=1) failed: its end is not known\n" in found
+    assert "  job 0 (lr=1) failed: no result\n" in found
     assert "0 of 3 jobs succeeded, 1 failed, 2 not run in" in found
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lllaunch.sweep.schedule as v
-from lllaunch.console.live_table import view_rows
 from lllaunch.console.sweep import Board, view_of
+from lllaunch.console.views import view_rows
 from lllaunch.sweep.objective import Objectives
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import (

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from lllaunch.console.live_table import (
+from lllaunch.console.table import Row, aligned
+from lllaunch.console.views import (
     columns_of,
     head_rows,
     matches,
     sorted_rows,
     view_rows,
 )
-from lllaunch.console.table import Row, aligned
 from lllaunch.results.live import LiveView
 from lllaunch.results.store import ListEntry
-from lllaunch.sweep.history import JobHistory, SweepResult
+from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.sweep.pool import Lease
 from lllaunch.workers.terminal import cells
 
@@ -120,22 +120,11 @@ def test_the_head_of_a_run() -> None:
 
 
 def test_the_head_of_a_sweep_has_its_best_job_and_who_holds_what() -> None:
-    history = tuple(
-        JobHistory(
-            number,
-            ("+exp=x", f"lr={number}"),
-            state="succeeded",
-            exit_code=0,
-            seconds=1.0,
-            return_value=text,
-        )
-        for number, text in enumerate(("0.5", "0.25", "null"))
-    )
-    result = SweepResult(history, direction="minimize", slots=Lease(("0", "1", "2"), (0, 1)))
+    objectives = Objectives("minimize", [Objective(0.5, 0, "lr=0"), Objective(0.25, 1, "lr=1")])
     counts = {"succeeded": 3, "failed": 1, "running": 1, "waiting": 5}
     sweep = ListEntry("sweep", "/w/s", "running", eta=90.0, counts=counts, given=("+exp=x",))
     job = ListEntry("job", "/w/s/7", "running", number=7, gpus=("1", "2"))
-    slots, objectives = result.slots or Lease(), result.objectives({"+exp=x"})
+    slots = Lease(("0", "1", "2"), (0, 1))
     view = LiveView(0, (job,), subject=sweep, objectives=objectives, slots=slots)
     rows = texts(head_rows(view, 0, "/w"))
     assert rows == [
@@ -147,7 +136,7 @@ def test_the_head_of_a_sweep_has_its_best_job_and_who_holds_what() -> None:
 
 @pytest.mark.parametrize("values", [(0.5, 1.5, None), (1.5, "b", None)])
 def test_sorted_by_a_column_what_has_nothing_there_is_last(values: tuple[Any, ...]) -> None:
-    (by,) = (column for column in columns_of(ALL, "/w") if column.title == "value")
+    (by,) = (column for column in columns_of("all", "/w") if column.title == "value")
     few, many, none = rows = [ListEntry("job", "", "running", value=value) for value in values]
     assert sorted_rows([many, none, few], by) == rows
     assert sorted_rows([few, none, many], by, reverse=True) == [many, few, none]

@@ -1,19 +1,25 @@
-"""The tables of ``top``: what goes on, the ranks of a run, the jobs of a sweep. Pure.
+"""Tables of what goes on, of the ranks of a run and the jobs of a sweep, and of its end. Pure.
 
-The columns are those of both ways to show it: the plain table, and `lllaunch.verbs.top_app`.
+The columns of ``top`` are those of both ways to show it: the plain table, and
+`lllaunch.verbs.top_app`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+from msgspec.structs import replace
 
 from lllaunch.console.console import Part, fitted
 from lllaunch.console.table import GAP, Column, Row, end_of, rows_of
 from lllaunch.results.live import LiveView
 from lllaunch.results.store import LIVE, ListEntry
+from lllaunch.results.sweeps import objectives_of
+from lllaunch.sweep.history import SweepResult
 from lllaunch.text import count, plain, printable, size, spans
 from lllaunch.words import (
     MEANINGS,
@@ -22,10 +28,14 @@ from lllaunch.words import (
     counted,
     counts_text,
     done_text,
+    ending,
     extremes_text,
+    job_state,
+    named_jobs,
     objective_text,
     passed,
     rate_text,
+    resume_override,
     short_extremes,
     short_overrides,
     short_step,
@@ -33,6 +43,8 @@ from lllaunch.words import (
     state_style,
     state_text,
     time_left,
+    took,
+    verdict_text,
 )
 from lllaunch.workers.terminal import cells, cut
 
@@ -42,8 +54,8 @@ _ANY = 1_000_000  # columns or lines where there is no terminal
 _IDLE = 10.0  # seconds; a worker that takes some for a step is no news
 
 
-def columns_of(view: LiveView, cwd: str) -> list[Column]:
-    """Return the columns of a view, those that are empty included."""
+def columns_of(kind: Literal["run", "sweep", "all"], cwd: str) -> list[Column]:
+    """Return the columns of a view of some kind, those that are empty included."""
     name = {
         "all": Column(
             "path",
@@ -56,11 +68,11 @@ def columns_of(view: LiveView, cwd: str) -> list[Column]:
         "run": Column(
             "rank", lambda row: row.number, of=lambda row: f"{row.number} {plain(row.node)}".strip()
         ),
-    }[view.kind]
+    }[kind]
     own = Column("overrides", _own, right=False, cut=cut)
     return [
         name,
-        *([own] if view.kind == "sweep" else []),
+        *([own] if kind == "sweep" else []),
         # those that ls has, too, stand in its order
         Column("state", lambda row: row.state, state_text, right=False),
         Column("time", lambda row: row.seconds, passed),
@@ -87,7 +99,7 @@ def columns_of(view: LiveView, cwd: str) -> list[Column]:
         Column("pid", lambda row: row.pid),
         Column("metrics", _first_metric, of=_metrics, right=False, most=40),
         Column("value", _objective, of=lambda row: objective_text(row.value)),
-        Column("what", _said if view.kind == "sweep" else what_text, right=False, cut=cut),
+        Column("what", _said if kind == "sweep" else what_text, right=False, cut=cut),
     ]
 
 
@@ -254,4 +266,108 @@ def view_rows(view: LiveView, columns: int, lines: int, cwd: str) -> list[Row]:
 def table_rows(view: LiveView, shown: Sequence[ListEntry], width: int, cwd: str) -> list[Row]:
     """Return the table of some rows of a view; `width` is 0 if nothing is to be cut or left out."""
     styles = [state_style(row.state) for row in shown]
-    return rows_of(columns_of(view, cwd), shown, styles, width)
+    return rows_of(columns_of(view.kind, cwd), shown, styles, width)
+
+
+# The end of a sweep
+
+_MOST_ROWS = 50
+_MOST_FAILURES = 12
+_MOST_LOGS = 3
+_INDENT = "  "
+# Columns of the end; failures are told below.
+_OF_THE_END = frozenset({"job", "overrides", "state", "time", "tries", "value"})
+_RANK = re.compile(r"\brank \d+: ")
+
+
+class Setting(NamedTuple):
+    """What a summary needs to know beside sweep.json."""
+
+    directory: str
+    cwd: str
+    total: int = 0  # number of jobs
+    common: Collection[str] = ()  # overrides that all jobs share
+    cancelled: Collection[int] = ()  # numbers of the jobs that a signal to the launcher ended
+    columns: int = 0  # of the terminal; 0 where there is none
+    # how the app was called, where that and the directory are all that a resume needs; empty where
+    # it needs the whole command line; None if there is no resuming
+    resume: str | None = ""
+
+
+def summary_rows(result: SweepResult, jobs: Iterable[ListEntry], setting: Setting) -> list[Row]:
+    """Return what is shown of a sweep that is over."""
+    jobs = [
+        replace(job, state=_state(job, setting), given=_without(job.overrides, setting.common))
+        for job in jobs
+    ]
+    failed = [job for job in jobs if job.state == "failed"]
+    ran = [job for job in jobs if job.state != "not run"]
+    counts = Counter(job.state for job in jobs)
+    # some of them are known by now, and others were not even composed
+    counts["not run"] += max(0, setting.total - len(jobs))
+    chosen = ran if len(ran) <= _MOST_ROWS else failed[:_MOST_ROWS]
+    rows: list[Row] = []
+    if chosen:
+        columns = [
+            each._replace(show=took) if each.title == "time" else each
+            for each in columns_of("sweep", "")
+            if each.title in _OF_THE_END
+        ]
+        styles = [state_style(job.state) for job in chosen]
+        width = setting.columns and setting.columns - 1 - len(_INDENT)
+        table = rows_of(columns, chosen, styles, width, spare=())
+        rows += [(), *((StyledText(_INDENT), *row) for row in table)]
+        more = len(failed) - len(chosen)
+        if len(ran) > _MOST_ROWS and more > 0:
+            rows.append((StyledText(f"  and {more} more failed, see sweep.json", "faint"),))
+        if not_run := counts["not run"]:
+            were = "was" if not_run == 1 else "were"
+            text = f"  and {counted(not_run, 'job')} that {were} not run"
+            rows.append((StyledText(text, "faint"),))
+    if failed:
+        rows += [(), *_failures(failed, setting)]
+    objectives = extremes_text(objectives_of(jobs, result.direction, setting.common))
+    rows += [(), *([(StyledText(f"lllaunch: objective: {objectives}"),)] if objectives else [])]
+    all_good = counts["succeeded"] == counts.total()
+    path = shown_path(os.path.join(setting.directory, "sweep.json"), setting.cwd)
+    style = "good" if all_good and not result.exit_code else "error"
+    verdict = verdict_text(counts, result.seconds, result.exit_code)
+    rows.append((StyledText(f"lllaunch: {verdict}; {path}", style),))
+    if not all_good and setting.resume is not None:
+        again = resume_override(shown_path(setting.directory, setting.cwd))
+        how = f": {setting.resume}" if setting.resume else ", add to the same command:"
+        rows.append((StyledText(f"lllaunch: to run the rest{how} {again}"),))
+    return rows
+
+
+def _state(job: ListEntry, setting: Setting) -> str:
+    if job.number in setting.cancelled and job.state != "succeeded":
+        return "cancelled"
+    # one whose end is not known is no success
+    return job_state(job.state).replace("unknown", "failed")
+
+
+def _without(overrides: Sequence[str], common: Collection[str]) -> tuple[str, ...]:
+    return tuple(each for each in overrides if each not in common)
+
+
+def _failures(failed: Sequence[ListEntry], setting: Setting) -> Iterator[Row]:
+    """Report why jobs failed, those that failed for the same reason together."""
+    groups: dict[str, list[ListEntry]] = {}
+    for job in failed:
+        # whichever rank came first
+        groups.setdefault(_RANK.sub("", ending(job.exit_code, job.root_cause)), []).append(job)
+    for jobs in list(groups.values())[:_MOST_FAILURES]:
+        first = jobs[0]
+        name = short_overrides(first.overrides) if len(jobs) == 1 else ""
+        who = named_jobs(job.number or 0 for job in jobs) + (f" ({name})" if name else "")
+        why = ending(first.exit_code, first.root_cause)
+        yield (StyledText(f"  {who} failed: ", "bad"), StyledText(why))
+        tried = [job for job in jobs if job.attempts]
+        logs = [shown_path(job.path, setting.cwd) for job in tried[:_MOST_LOGS]]
+        more = f" and {len(tried) - len(logs)} more" if len(tried) > len(logs) else ""
+        if logs:
+            yield (StyledText(f"    logs in {', '.join(logs)}{more}", "faint"),)
+    rest = sum(len(jobs) for jobs in list(groups.values())[_MOST_FAILURES:])
+    if rest:
+        yield (StyledText(f"  and {counted(rest, 'more job')} for other reasons, see sweep.json"),)
