@@ -219,66 +219,31 @@ def test_an_app_of_lllaunch_main_sweeps_with_it(project: SweepProject) -> None:
     assert [len(project.result(job)["attempts"][0]["workers"]) for job in range(4)] == [1, 2, 1, 2]
 
 
-FORMS = {
-    # as hydra-zen does it
-    "a sweeper that the script makes": {
-        "train.py": """
-            import os, sys
-            from dataclasses import make_dataclass
-            from hydra import initialize
-            from hydra._internal.callbacks import Callbacks
-            from hydra.core.config_store import ConfigStore
-            from hydra.core.global_hydra import GlobalHydra
-            from hydra.core.plugins import Plugins
-            from hydra.types import HydraContext, RunMode
+MODULE = """
+import os
+import hydra
+from .more import rank
 
-            def train(cfg):
-                return [cfg.x, os.environ["RANK"]]
+@hydra.main(version_base="1.3", config_path=None)
+def train(cfg):
+    return [cfg.x, rank(os.environ)]
 
-            if __name__ == "__main__":
-                Local = make_dataclass("Local", [("x", int, 0)])
-                ConfigStore.instance().store(name="made", node=Local)
-                with initialize(config_path=None, version_base="1.3", job_name="zen"):
-                    hydra = GlobalHydra.instance().hydra
-                    arguments = [word.lstrip("+") for word in sys.argv[1:] if word != "-m"]
-                    config = hydra.compose_config("made", arguments, run_mode=RunMode.MULTIRUN)
-                    context = HydraContext(config_loader=hydra.config_loader, callbacks=Callbacks())
-                    sweeper = Plugins.instance().instantiate_sweeper(
-                        config=config, hydra_context=context, task_function=train
-                    )
-                    sweeper.sweep(list(config.hydra.overrides.task))
-            """,
-    },
-    "a module": {
-        "pkg/more.py": "def rank(environ):\n    return environ['RANK']\n",
-        "pkg/train.py": """
-            import os
-            import hydra
-            from .more import rank
-
-            @hydra.main(version_base="1.3", config_path=None)
-            def train(cfg):
-                return [cfg.x, rank(os.environ)]
-
-            if __name__ == "__main__":
-                train()
-            """,
-    },
-}
+if __name__ == "__main__":
+    train()
+"""
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_workers_find_the_function(tmp_path: Path, form: str) -> None:
+def test_workers_find_the_function_of_a_module(tmp_path: Path) -> None:
     project = SweepProject(tmp_path)
-    for name, text in FORMS[form].items():
-        project.write(name, text)
-    command = ("train.py",) if "train.py" in FORMS[form] else ("-m", "pkg.train")
-    ended = project.run(OURS, TWO, "+x=1,2", python=(*command, "-m"))
+    project.write("pkg/more.py", "def rank(environ):\n    return environ['RANK']\n")
+    project.write("pkg/train.py", MODULE)
+    ended = project.run(OURS, TWO, "+x=1,2", python=("-m", "pkg.train", "-m"))
     assert ended.code == 0, ended.err
     for job, x in enumerate([1, 2]):
         assert values(project, job) == {rank: [x, str(rank)] for rank in (0, 1)}
 
 
+# as hydra-zen does it
 TWICE = """
 from hydra import initialize
 from hydra._internal.callbacks import Callbacks

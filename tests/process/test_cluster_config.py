@@ -84,14 +84,6 @@ def test_a_plan_shows_it_with_its_origins(project: Project) -> None:
     assert document["origins"]["cluster.partition"][0]["where"] == "conf/cluster/mysite.yaml"
 
 
-def test_what_is_wrong_names_file_and_line(project: Project) -> None:
-    said = lllaunch(project, "--config-name", "wrong", "launch.entrypoint=env", code=2)
-    assert "conf/wrong.yaml:3: cluster.gpus_per_node: expected a number of GPUs" in said
-    assert not (project.root / "outputs").exists()
-    said = lllaunch(project, "launch.entrypoint=env", "+cluster.partition=gpu", code=2)
-    assert "cluster: expected a cluster (backend: slurm, ...)" in said
-
-
 def test_a_plan_that_is_run_again_keeps_its_cluster(tmp_path: Path) -> None:
     cluster = {"backend": "slurm", "partition": "gpu", "nodes": 4}
     plan = {"launch": {"entrypoint": "env", "nnodes": "auto"}, "cluster": cluster}

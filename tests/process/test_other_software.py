@@ -1,8 +1,8 @@
 """Software of others that sends a script's functions and classes to processes of its own.
 
 In a worker the user's script is ``__main__``: pickle says so, and cloudpickle sends what is in
-``__main__`` by value. ray is too large for a test; a worker process of its does what `elsewhere`
-does: it unpickles where ``__main__`` is another module.
+``__main__`` by value. ray and dask are too large for a test; a worker process of theirs does what
+`elsewhere` does: it unpickles where ``__main__`` is another module.
 """
 
 from __future__ import annotations
@@ -57,22 +57,11 @@ def loky():
     assert [thing.x for thing in found] == [0, 2]
 
 
-def dask():
-    from distributed import Client, LocalCluster
-
-    nothing = "127.0.0.1:0"
-    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=nothing) as cluster:
-        with Client(cluster) as client:
-            assert client.submit(double, Thing(1)).result(60).x == 2
-
-
 def check():
     pools()
     elsewhere()
     if "QUICKLY" not in os.environ:
         loky()
-    if "WITH_DASK" in os.environ:
-        dask()
     assert (__name__, log.name, Thing.__module__) == ("__main__",) * 3
     assert sys.modules["__main__"] is sys.modules["__mp_main__"]
     assert sys.modules["__main__"].__dict__ is globals()
@@ -84,7 +73,6 @@ SCRIPT = COMMON + GUARD + "check()\n"
 APP = COMMON + "import hydra, lllaunch\n\n@{}\ndef app(cfg):\n    check()\n\n" + GUARD + "app()\n"
 
 QUICKLY = {"QUICKLY": "1"}
-WITH_DASK = {"WITH_DASK": "1"}
 PRELOAD = "[multiprocessing.pool, concurrent.futures.process]"
 
 
@@ -103,10 +91,9 @@ def succeeds(project: Project, *command: str, env: dict[str, str] | None = None)
 
 def test_a_script_in_a_fork_of_what_has_imported_multiprocessing(project: Project) -> None:
     pytest.importorskip("joblib")
-    pytest.importorskip("distributed")
     project.write("script.py", SCRIPT)
     preload = f"launch.preload={PRELOAD}"
-    succeeds(project, "-m", "lllaunch", "launch.entrypoint=script.py", preload, env=WITH_DASK)
+    succeeds(project, "-m", "lllaunch", "launch.entrypoint=script.py", preload)
 
 
 def test_an_app_in_a_fork_of_what_has_imported_multiprocessing(project: Project) -> None:

@@ -12,9 +12,7 @@ import pytest
 from lllaunch.linux import proc
 from lllaunch.results.report import run_case
 from lllaunch.run.result import PreflightFailure, RunResult, as_result
-from lllaunch.run.submission import BatchJob
 from lllaunch.spec import Preflight, RestartPolicy
-from lllaunch.supervisor.machine import NoProgress
 from lllaunch.sweep.schedule import cause_of
 from tests.process.test_run import Run
 
@@ -82,36 +80,6 @@ def test_a_run_that_gets_no_further_ends_though_restarts_are_left(run: Run) -> N
     assert cause_of(7, file.cause_type) is None
 
 
-def test_the_highest_step_of_any_worker_counts(run: Run) -> None:
-    outcome = run.script(
-        """
-        import os, sys, time, lllaunch
-        shown = f"shown.{os.environ['TORCHELASTIC_RESTART_COUNT']}"
-        if os.environ["RANK"] == "1":
-            lllaunch.progress(1200, total=5000)
-            open(shown, "w").close()
-            time.sleep(600)
-        while not os.path.exists(shown):
-            time.sleep(0.01)
-        sys.exit(3)
-        """,
-        nproc=2,
-        max_restarts=9,
-        restart=RestartPolicy(max_without_progress=2),
-    )
-    assert [each["step"] for each in run.events("AttemptProgress")] == [1200.0] * 3
-    assert (outcome.exit_code, outcome.no_progress) == (7, NoProgress(2, 1200.0, same=True))
-
-
-def test_progress_gives_restarts_back(run: Run) -> None:
-    policy = RestartPolicy(reset_on="progress", checkpoint=str(run.root / "done"))
-    outcome = run.script(TRAINS, max_restarts=1, restart=policy)
-    assert outcome.exit_code == 3
-    # each of the first three is followed by another one, and the last by the one that is left
-    assert len(outcome.attempts) == 4
-    assert run.text.count("restarting (1 of 1)") == 3
-
-
 def test_a_checkpoint_that_holds_too_much_is_told_of_once_and_is_no_reason_to_end(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,22 +90,6 @@ def test_a_checkpoint_that_holds_too_much_is_told_of_once_and_is_no_reason_to_en
     outcome = run.program("false", max_restarts=2, restart=policy)
     assert (outcome.exit_code, len(outcome.attempts)) == (3, 3)
     assert run.text.count("warning: saved holds too much to tell") == 1
-
-
-def test_a_batch_job_goes_on_counting_what_the_one_before_has_seen(run: Run) -> None:
-    policy = RestartPolicy(max_without_progress=3, checkpoint="done")
-    more: dict[str, Any] = {"max_restarts": 1, "restart": policy}
-    job = BatchJob(str(run.path), continues=False)
-    assert run.program("sh", "-c", "touch done; exit 1", job=job, **more).exit_code == 3
-    # it was written in both attempts; then it is not any more
-    job = BatchJob(str(run.path), continues=True)
-    assert run.program("false", job=job, **more).exit_code == 3
-    assert len(run.events("StartWorkers")) == 4
-    outcome = run.program("false", job=job, **more)
-    assert (outcome.exit_code, len(outcome.attempts)) == (7, 1)
-    assert outcome.no_progress == NoProgress(3, None, same=True)
-    # a run that begins anew in its directory does not
-    assert run.program("false", restart=policy).exit_code == 3
 
 
 # Preflights

@@ -147,20 +147,6 @@ def test_restart_after_a_failure(run: Run) -> None:
     assert "after 1 restart; results in run\n" in run.text
 
 
-def test_a_later_run_in_the_same_directory_goes_on_with_the_numbers(run: Run) -> None:
-    for number in range(2):
-        run.script("import sys; print(sys.argv[1])", args=("${worker:attempt}",))
-        assert (run.path / f"attempt_{number}/0/stdout.log").read_text() == f"{number}\n"
-        assert os.readlink(run.path / "latest") == f"attempt_{number}"
-    assert [attempt["attempt"] for attempt in run.result["attempts"]] == [1]
-    assert len(run.events("Begin")) == 2
-    # one number for one attempt, whichever event tells it
-    begun = [event["attempt"] for event in run.events("StartWorkers")]
-    assert (
-        begun == [event["attempt"] for event in run.events("GroupStarted")] == [*range(len(begun))]
-    )
-
-
 def test_preload_that_fails_ends_with_2(run: Run) -> None:
     outcome = run.function("def main(): pass", preload=("no_such_module",))
     assert (outcome.state, outcome.exit_code) == ("error", 2)
@@ -217,16 +203,6 @@ def test_what_several_ranks_say_is_shown_once(
     for rank in range(3):
         log = run.path / "attempt_0" / str(rank) / "stdout.log"
         assert log.read_text() == f"ready\nI am {rank}\n"
-
-
-def test_each_rank_is_shown_by_itself_where_that_is_wanted(
-    run: Run, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run.script(SAYING, 3, tee=dict.fromkeys(range(3), Std.ALL), log_line_prefix="${worker:rank} ")
-    out, err = capfd.readouterr()
-    lines = [f"{rank} {text}" for rank in range(3) for text in ("ready", f"I am {rank}")]
-    assert sorted(out.splitlines()) == sorted(lines)
-    assert sorted(err.splitlines()) == [f"{rank} warning" for rank in range(3)]
 
 
 # Ends

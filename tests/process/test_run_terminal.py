@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.launching import WAIT, Launcher, until
+from support.launching import Launcher, until
 
 from lllaunch.linux import proc
 
 pytest.importorskip("pyte", reason="it shows what a terminal gets")
+from support import screen
 from support.screen import Terminal
 
 WORK = """
@@ -35,60 +35,29 @@ while not os.path.exists("go"):
 LINE = re.compile(r"lllaunch: attempt 0, \d+ s, step 3/12")
 
 
-@pytest.fixture
-def terminal() -> Iterator[Terminal]:
-    made = Terminal(100, 30)
-    yield made
-    made.close()
+class Shell(Terminal):
+    """A terminal with a shell."""
 
-
-class Shell:
-    """An interactive bash on a terminal of its own."""
-
-    def __init__(self, terminal: Terminal, place: Path) -> None:
-        self.terminal = terminal
-        env = {**os.environ, "PS1": "$ ", "TERM": "xterm-256color", "HISTFILE": ""}
-        for name in ("NO_COLOR", "FORCE_COLOR", "PROMPT_COMMAND"):
-            env.pop(name, None)
-        slave = terminal.stream.fileno()
-        self.process = subprocess.Popen(
-            ["setsid", "--ctty", "--wait", "bash", "--norc", "--noprofile", "-i"],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            cwd=place,
-            env=env,
-        )
-
-    def type(self, text: str) -> None:
-        os.write(self.terminal.master, text.encode())
-
-    def until(self, pattern: str, *, after: str = "") -> str:
+    def sees(self, pattern: str, *, after: str = "") -> str:
         """Wait until the screen matches; return it, from the last line that matches ``after``."""
 
         def screen() -> str:
-            rows = self.terminal.rows
+            rows = self.rows
             starts = [index for index, row in enumerate(rows) if after and after in row]
             return "\n".join(rows[starts[-1] if starts else 0 :])
 
-        self.terminal.read_until(lambda: re.search(pattern, screen()) is not None)
+        self.read_until(lambda: re.search(pattern, screen()) is not None)
         return screen()
 
 
 @pytest.fixture
-def shell(terminal: Terminal, tmp_path: Path) -> Iterator[Shell]:
+def shell(tmp_path: Path) -> Iterator[Shell]:
     (tmp_path / "work.py").write_text(WORK)
-    made = Shell(terminal, tmp_path)
-    yield made
-    (tmp_path / "go").touch()
-    if made.process.poll() is None:
-        made.type("\nexit\n\nexit\n")
-        try:
-            made.process.wait(WAIT)
-        finally:
-            if made.process.poll() is None:
-                made.process.kill()
-                made.process.wait()
+    made = Shell(100, 30)
+    with screen.shell(made, tmp_path, os.environ):
+        yield made
+        (tmp_path / "go").touch()
+    made.close()
 
 
 def states_of(word: str) -> set[str]:
@@ -99,43 +68,43 @@ def states_of(word: str) -> set[str]:
 
 def test_ctrl_z_and_back(shell: Shell, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lllaunch", "launch.entrypoint=work.py", "hydra.run.dir=run"]
-    shell.until(r"\$$")
+    shell.sees(r"\$$")
     shell.type("clear\n" + shlex.join([*command, "launch.samples=1s"]) + "\n")
-    seen = shell.until(LINE.pattern)
+    seen = shell.sees(LINE.pattern)
     assert re.search(r"begun\n50 % \|####\nlllaunch: attempt 0, [^\n]*$", seen), seen
     shell.type("\x1a")
-    stopped = shell.until(r"Stopped[^$]*\$$")
+    stopped = shell.sees(r"Stopped[^$]*\$$")
     until(lambda: states_of("work.py") == {"T"}, "launcher and worker to be stopped")
     assert not LINE.search(stopped), stopped
     assert "####" not in stopped
     shell.type("echo in bet''ween\n")
-    shell.until(r"in between\n\$$")
+    shell.sees(r"in between\n\$$")
     shell.type("fg\n")
-    seen = shell.until(LINE.pattern, after="in between")
+    seen = shell.sees(LINE.pattern, after="in between")
     (tmp_path / "say").touch()
-    seen = shell.until(r"said\n50 % \|####\nlllaunch: attempt 0, [^\n]*step 3/12")
+    seen = shell.sees(r"said\n50 % \|####\nlllaunch: attempt 0, [^\n]*step 3/12")
     assert len(LINE.findall(seen)) == 1, "it is drawn once"
     (tmp_path / "go").touch()
-    ended = shell.until(r"succeeded in [^\n]*\n\$$")
+    ended = shell.sees(r"succeeded in [^\n]*\n\$$")
     assert not LINE.search(ended)
     assert re.search(r"said\n50 % \|####\nlllaunch: succeeded in", ended), ended
 
 
 def test_in_the_background_nothing_is_drawn_beside_the_shell(shell: Shell, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "lllaunch", "launch.entrypoint=work.py", "hydra.run.dir=run"]
-    shell.until(r"\$$")
+    shell.sees(r"\$$")
     shell.type("clear\n" + shlex.join([*command, "launch.samples=1s"]) + " &\n")
-    shell.until("begun")
+    shell.sees("begun")
     samples = tmp_path / "run" / "samples.jsonl"
     until(lambda: samples.is_file() and samples.read_text().count("\n") >= 2, "two seconds")
     shell.type("echo in bet''ween\n")
-    seen = shell.until("in between")
+    seen = shell.sees("in between")
     assert "####" not in seen
     assert not LINE.search(seen)
     shell.type("fg\n")
-    shell.until(LINE.pattern, after="in between")
+    shell.sees(LINE.pattern, after="in between")
     (tmp_path / "go").touch()
-    shell.until(r"succeeded in [^\n]*\n\$$")
+    shell.sees(r"succeeded in [^\n]*\n\$$")
 
 
 def test_a_log_says_now_and_then_how_far_a_run_is(tmp_path: Path) -> None:

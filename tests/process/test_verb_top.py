@@ -7,7 +7,6 @@ import contextlib
 import fcntl
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -164,29 +163,6 @@ class Terminal(Screen):
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - its own
         )
-
-    def type(self, text: str) -> None:
-        os.write(self.master, text.encode())
-
-    def lines(self) -> list[str]:
-        """The lines of the screen, by now."""
-        while select.select([self.master], [], [], 0.01)[0]:
-            self.take()
-        return [line.rstrip() for line in self.screen.display]
-
-    def until(self, condition: Callable[[list[str]], Any], what: str) -> list[str]:
-        found: list[str] = []
-
-        def holds() -> Any:
-            found[:] = self.lines()
-            return condition(found)
-
-        try:
-            until(holds, what)
-        except AssertionError as error:
-            ended = self.process.poll()
-            raise AssertionError(f"{error}, {ended}:\n" + "\n".join(found)) from None
-        return found
 
     def ended(self) -> tuple[int, list[str]]:
         code = self.process.wait(WAIT)

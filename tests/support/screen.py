@@ -9,10 +9,15 @@ import os
 import pty
 import select
 import struct
+import subprocess
 import termios
-from typing import TextIO
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TextIO
 
 import pyte
+
+from support.launching import WAIT, until
 
 NEVER = 60.0  # seconds; not waited for where a test succeeds
 
@@ -96,6 +101,30 @@ class Terminal:
         self.received += data
         self._feed.feed(data)
 
+    def type(self, text: str) -> None:
+        """Press keys."""
+        os.write(self.master, text.encode())
+
+    def lines(self) -> list[str]:
+        """The lines that stand on the screen, by now."""
+        while select.select([self.master], [], [], 0.01)[0]:
+            self.take()
+        return [line.rstrip() for line in self.screen.display]
+
+    def until(self, condition: Callable[[list[str]], Any], what: str) -> list[str]:
+        """Wait for something on the screen; return its lines then."""
+        found: list[str] = []
+
+        def holds() -> Any:
+            found[:] = self.lines()
+            return condition(found)
+
+        try:
+            until(holds, what)
+        except AssertionError as error:
+            raise AssertionError("\n".join([str(error), *found])) from None
+        return found
+
     @property
     def rows(self) -> list[str]:
         """The rows that stand on the screen and above it, without blanks at the end."""
@@ -121,3 +150,24 @@ class Terminal:
         for close in (self.stream.close, lambda: os.close(self.master)):
             with contextlib.suppress(OSError):
                 close()
+
+
+@contextlib.contextmanager
+def shell(
+    terminal: Terminal, place: Path, environ: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """An interactive bash on a terminal, which is its own; it ends with the block."""
+    env = {**environ, "PS1": "$ ", "TERM": "xterm-256color", "HISTFILE": ""}
+    for name in ("NO_COLOR", "FORCE_COLOR", "PROMPT_COMMAND", "COLUMNS", "LINES"):
+        env.pop(name, None)
+    command = ["setsid", "--ctty", "--wait", "bash", "--norc", "--noprofile", "-i"]
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), terminal.stream)
+    process = subprocess.Popen(command, cwd=place, env=env, **streams)
+    try:
+        yield process
+        if process.poll() is None:
+            terminal.type("\nexit\n\nexit\n")
+            process.wait(WAIT)
+    finally:
+        process.kill()
+        process.wait()

@@ -110,16 +110,6 @@ def test_file_that_shrinks_is_said_and_followed_from_its_start(log: Path, sink: 
     )
 
 
-@pytest.mark.parametrize("name", ["with space", "ünï-日本", "new\nline", "100%", "\udcff"])
-def test_hostile_paths(tmp_path: Path, sink: Sink, name: str) -> None:
-    path = tmp_path / name / "stdout.log"
-    tail = TailLog("t", {0: str(path)}, sink).start()
-    path.parent.mkdir()
-    append(path, b"x\n")
-    sink.wait_for("[t0]:x\n")
-    tail.stop()
-
-
 # tail_logfile, and the events of someone else's progress bar
 
 
