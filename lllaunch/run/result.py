@@ -738,44 +738,29 @@ def cause_in(written: Raw) -> Cause | None:
     value = msgspec.json.decode(written)
     if not isinstance(value, dict):
         return None
-    known: Cause = as_record(_as_known({"text": "", **value}), Cause)
+    known: Cause = as_record(_as_known({"text": "", **value}, "cause"), Cause)
     return known
 
 
-_NO_CAUSE = object()
+# What another version may have in other forms, by name; the second is one of several.
+_KNOWN = {"cause": Cause, "worker": AnyWorker, "finding": Finding, "limit": Finding}
 _OF_WORKERS = ("rank", "local_rank", "pid", "exitcode")
 
 
 def _as_known(value: Any, name: str = "") -> Any:
     """Return a document in which causes, and ends of workers, of other versions are known ones."""
     if isinstance(value, list):
-        if name == "workers":
-            return [_known_worker(each) for each in value]
-        return [_as_known(each) for each in value]
-    if not isinstance(value, dict):
+        return [_as_known(each, name.removesuffix("s")) for each in value]
+    if not isinstance(value, dict) or name in ("return_values", "host", "build"):
         return value
-    if isinstance(value.get("type"), str) and isinstance(value.get("text"), str):
-        of_watchdog = name in ("finding", "limit")
-        try:
-            as_record(value, Finding if of_watchdog else Cause | NoProgress)
-        except ValueError:
-            if of_watchdog:
-                return None
-            return {"type": "UnknownCause", "name": value["type"], "text": value["text"]}
-    known = {
-        key: each if key in ("return_values", "host", "build") else _as_known(each, key)
-        for key, each in value.items()
-    }
-    # of a hang that is not understood nothing is
-    return None if known.get("finding", _NO_CAUSE) is None else known
-
-
-def _known_worker(value: Any) -> Any:
-    known = _as_known(value)
+    known = {key: _as_known(each, key) for key, each in value.items()}
     try:
-        as_record(known, AnyWorker)
+        as_record(known, _KNOWN.get(name, Any))
     except ValueError:
-        if isinstance(known, dict):
+        if name == "worker":
             kept = {key: known[key] for key in _OF_WORKERS if key in known}
             return {**kept, "fate": "lost", "why": "unknown"}
-    return known
+        texts = {"name": known.get("type"), "text": known.get("text")}
+        return {"type": "UnknownCause", **texts} if name == "cause" else None
+    # of a hang that is not understood nothing is
+    return None if known.get("finding", known) is None else known
