@@ -288,6 +288,8 @@ class Console:
     ) -> None:
         self._outlet = Outlet(given_or_nowhere(sys.stderr if stream is None else stream))
         self._cwd = working_directory() if cwd is None else cwd
+        # returns how far the run is, by rank
+        self.look: Callable[[], Mapping[int, Progress]] = dict
         self._patience = patience
         self._last_patience = last_patience
         # of the outlet; a signal may come while it is held
@@ -442,8 +444,8 @@ class Console:
         """Return the seconds until `tick` has something to show; None if there is nothing."""
         return None if self._due is None else max(0.0, self._due - self._clock())
 
-    def tick(self, look: Callable[[], Mapping[int, Progress]] = dict) -> None:
-        """Show how far the run is, if that is due; then ``look`` returns it, by rank."""
+    def tick(self) -> None:
+        """Show how far the run is, if that is due; waits for nothing."""
         run, now = self._run, self._clock()
         if self._bottom is not None and self._bottom.hidden:
             self._draw(self._bottom)
@@ -452,7 +454,7 @@ class Console:
         every = _FRAME_S if self._live else self._policy.interval or math.inf
         # with the same distance from the beginning, however late this one is
         self._due = run.began + every * (math.floor((now - run.began) / every) + 1)
-        if progress := look():
+        if progress := self.look():
             run.progress, run.seen = dict(progress), now
         if not self._live:
             self.note(heartbeat_text(run, now))

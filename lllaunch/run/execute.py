@@ -462,7 +462,7 @@ class RunGroup:
                 self._control,
                 self._progress if spec.restart.looks_back else None,
                 self._wait_for_gpus if self._uses_gpus else None,
-                self.observer,
+                self.observer.console,
             ),
             signals=self.signals,
             watchdog=self._watchdog,
@@ -709,8 +709,8 @@ def _check(
     observer.importing((*spec.imports, target.module))
 
     def show() -> float | None:
-        observer.tick()
-        return observer.next_in()
+        observer.console.tick()
+        return observer.console.next_in()
 
     with signals.raising():
         # as the workers' own start does, so that the preloads are paid for once

@@ -217,6 +217,7 @@ class RunObserver:
         self._spec = spec
         self._events = events
         self.console = console  # what tells the user
+        console.look = self._progress_by_rank
         self._samples_path = samples
         self._samples: SampleLog | None = None
         self._read = read
@@ -449,22 +450,10 @@ class RunObserver:
             if worker.live and (ranks is None or worker.local_rank in ranks):
                 worker.sent += (sent,)
 
-    def next_in(self) -> float | None:
-        """Seconds until `tick` has something to show; None if there is nothing."""
-        return self.console.next_in()
-
-    def tick(self) -> None:
-        """Show how far the run is, if that is due; waits for nothing."""
-        self.console.tick(self._progress_by_rank)
-
     def _progress_by_rank(self) -> dict[int, Progress]:
         live = [worker.local_rank for worker in self._attempt.workers if worker.live]
         found = self.progress(live) if live else {}
         return {self.number(local_rank): each for local_rank, each in found.items()}
-
-    def give_way(self) -> None:
-        """Draw nothing any more on the terminal, as long as nobody calls `tick`."""
-        self.console.give_way()
 
     def importing(self, modules: Sequence[str]) -> None:
         """Take note that modules are imported before workers can start; none if they are."""

@@ -221,7 +221,8 @@ def test_what_is_seen_with_each_look_is_said_in_a_log(shown: Shown) -> None:
     # without samples nobody else looks, and those of now and then are old
     shown.begin(live=False, interval=2.0)
     shown.clock.advance(2.0)
-    shown.console.tick(lambda: {0: Progress(6.0, 12.0)})
+    shown.console.look = lambda: {0: Progress(6.0, 12.0)}
+    shown.console.tick()
     assert shown.terminal.shown() == [BEGAN, "lllaunch: 2 s: step 6/12"]
 
 
