@@ -318,7 +318,7 @@ def _roots(
             yield _left_early(record, first, worker.trace)
         collectives, explanation = _disagreement(record), first.explanation
         if collectives is not None and worker.misfit is not None:
-            text = misfit_text(worker.misfit, f"rank {worker.rank}", whose_known=True)
+            text = misfit_text(worker.misfit, f"rank {worker.rank}")
             explanation = Explanation("itself", "likely", text)
         odd = None if collectives is None else _odd_one(record, collectives)
         if odd is not None:
@@ -658,6 +658,8 @@ def _left(record: AttemptRecord, looks: Sequence[RankStack]) -> dict[int, float]
 
 # What can be said about a worker's death beyond its status, and how sure that is. The memory
 # counters in a record are read when the attempt starts and when the worker's end becomes known.
+# Beside each rule stands the failure of benchmarks/diagnosis.py that shows it, by number or name;
+# the others are shown by tests/unit/test_postmortem.py.
 
 # Below this share of the limit a process is an unlikely choice of the OOM killer, which prefers
 # the largest; above the second, a process that died of SIGKILL makes one think of memory.
@@ -702,7 +704,7 @@ _BY_STATUS: dict[int, str] = {
     "its #! line.",
     127: "By a shell's convention 127 is 'command not found'.",
 }
-_STRUCK = "The kernel's OOM killer struck"
+_STRUCK = "The kernel's OOM killer struck {} during the attempt ({})"
 
 _Rule: TypeAlias = tuple[object, Suspect, Sure, str]
 """Whether the evidence is so, and what follows then."""
@@ -720,36 +722,36 @@ def explain(worker: WorkerRecord, record: AttemptRecord) -> Explanation | None:
         rules = _of_sigkill(worker, record)
     else:
         rules = _of_signal(-exitcode, worker)
-    found = (Explanation(who, sure, text) for holds, who, sure, text in rules if holds)
-    return next(found, None)
+    for holds, suspect, sure, text in rules:
+        if holds:
+            return Explanation(suspect, sure, text)
+    return None
 
 
 def _of_exit(status: int, worker: WorkerRecord, record: AttemptRecord) -> Iterator[_Rule]:
     """A worker that ended by itself, with what it raised."""
     said = worker.error.message if worker.error else ""
-    killed, _ = _kills(record.memory, worker.memory)
+    killed = _grown(record.memory.cgroup_kills, worker.memory.cgroup_kills)
     bound, name = _bound(worker.memory)
     limit = f" ({name} is {size(bound)})" if bound else ""
-    struck = f"{_STRUCK} in this cgroup during the attempt ({times(killed or 0)})"
+    struck = _STRUCK.format("in this cgroup", times(killed or 0))
     # a DataLoader worker, a subprocess, that the kernel killed
     below = killed and _SAYS_KILLED.search(said) and killed > _unexplained(record)
     yield below, "oom", "certain", f"{struck}: it was a process that the worker had{limit}."
     yield killed, "oom", "possible", f"{struck}: perhaps a process that the worker had{limit}."
-    # the disk of the log directory is full
-    full = "It could not write down why: the file system of its logs is full."
-    yield worker.disk, "itself", "likely", full
+    text = "It could not write down why: the file system of its logs is full."
+    yield worker.disk, "itself", "likely", text  # 12
     # MASTER_PORT is in use, the one that was given or one that the script has set
     taken, given = _PORT_TAKEN.search(said), record.master_port
     port = taken[1] if taken else ""
-    whose = f"; the launcher had given it MASTER_PORT={given}."
-    if port == given:
-        whose = ", the MASTER_PORT that the launcher gave it."
+    own = f"; the launcher had given it MASTER_PORT={given}."
+    whose = ", the MASTER_PORT that the launcher gave it." if port == given else own
     text = f"Somebody else listens on port {port}{whose}"
-    yield port and given, "itself", "certain", text
+    yield port and given, "itself", "certain", text  # 16
     text = "The file could not be written whole: probably the disk that it is on is full."
-    yield _CUT_SHORT.search(said), "itself", "likely", text
+    yield _CUT_SHORT.search(said), "itself", "likely", text  # full_disk
     text = "The torch that is installed is built without CUDA: it computes on the CPU only."
-    yield _NO_CUDA.search(said), "itself", "likely", text
+    yield _NO_CUDA.search(said), "itself", "likely", text  # no_cuda
     text = (
         "There is no GPU with the number that it asked for; launch.nproc=gpu starts one worker for "
         "each that is there."
@@ -763,7 +765,7 @@ def _of_exit(status: int, worker: WorkerRecord, record: AttemptRecord) -> Iterat
     late = "kernel errors might be asynchronously reported" in said and "of memory" not in said
     yield late, "itself", "likely", text
     text = f"The gradient that is wrong is of the call at {worker.forward}."
-    yield worker.forward, "itself", "certain", text
+    yield worker.forward, "itself", "certain", text  # anomaly
     if said:
         return
     yield status in _BY_STATUS, "itself", "possible", _BY_STATUS.get(status, "")
@@ -778,94 +780,82 @@ def _of_signal(signum: int, worker: WorkerRecord) -> Iterator[_Rule]:
     """A signal other than a SIGKILL from who knows where."""
     sent = worker.was_asked and any(each.signum == signum for each in worker.sent)
     yield sent, "launcher", "certain", f"The launcher sent it {signal_name(signum)}."
-    after = worker.memory
-    free, total = after.shm_free, after.shm_total
     text = (
         "A page of mapped memory could not be had: shared memory (/dev/shm) or a disk was full, "
         "or a mapped file was cut short."
     )
+    free, total = worker.memory.shm_free, worker.memory.shm_total
     if signum == signal.SIGBUS and free is not None and total is not None:
         space = f"/dev/shm has {size(free)} of {size(total)} free"  # noqa: S108 - a message
         more = "Give it more (docker: --shm-size), or use fewer data loader workers."
-        full = f"Shared memory is full: {space}. {more}"
-        yield free < _SHM_FULL, "itself", "likely", full
+        yield free < _SHM_FULL, "itself", "likely", f"Shared memory is full: {space}. {more}"
         text += f" Now {space}."
-    yield signum == signal.SIGBUS, "itself", "possible", text
+    yield signum == signal.SIGBUS, "itself", "possible", text  # truncated
     text = (
         "The launcher did not send it: another process did (a user's kill, a job scheduler) or "
         "the worker itself."
     )
-    yield signum in _ASKED, "outside", "likely", text
+    yield signum in _ASKED, "outside", "likely", text  # terminated
     if worker.misfit is not None:
-        yield True, "itself", "likely", misfit_text(worker.misfit)
+        yield True, "itself", "likely", misfit_text(worker.misfit)  # 17
+    # 4, 22, abort, cpu_signal, file_size
     yield signum in _BY_SIGNAL, "itself", "likely", _BY_SIGNAL.get(signum, "")
 
 
-def misfit_text(misfit: tuple[int, int], who: str = "it", *, whose_known: bool = False) -> str:
-    """Return why gloo aborted a worker; ``whose_known`` if it is said which rank differs."""
+def misfit_text(misfit: tuple[int, int], who: str = "") -> str:
+    """Return why gloo aborted a worker; ``who`` it was, if it is said which rank differs."""
     received, fitting = misfit
     text = (
-        f"The ranks do not agree on the size of a collective operation: {who} received "
+        f"The ranks do not agree on the size of a collective operation: {who or 'it'} received "
         f"{received} bytes where its own call has {fitting}."
     )
     either = (
         " Either it or the rank that sent them has another shape or type, or is in another "
         "operation."
     )
-    return text if whose_known else text + either
+    return text if who else text + either
 
 
 def _of_sigkill(worker: WorkerRecord, record: AttemptRecord) -> Iterator[_Rule]:
     """SIGKILL that the launcher did not send: the kernel's OOM killer, or another process?"""
-    in_cgroup, on_machine = _kills(record.memory, worker.memory)
-    bound, name = _bound(worker.memory)
-    exited, peak, share = worker.exited, "", 0.0
+    before, after, exited = record.memory, worker.memory, worker.exited
+    in_cgroup = _grown(before.cgroup_kills, after.cgroup_kills)
+    on_machine = _grown(before.machine_kills, after.machine_kills)
+    bound, name = _bound(after)
+    peak, share = "", 0.0
     if exited is not None and exited.max_rss:  # the spawner's is not known
         of = f"; {name} is {size(bound)}" if bound else ""
         peak = f" Its peak memory was {size(exited.max_rss)}{of}."
         share = exited.max_rss / bound if bound else 0.0
-    text = f"{_STRUCK} in this cgroup during the attempt ({times(in_cgroup or 0)}).{peak}"
+    text = f"{_STRUCK.format('in this cgroup', times(in_cgroup or 0))}.{peak}"
     all_told = in_cgroup is not None and in_cgroup >= _unexplained(record)
-    yield in_cgroup, "oom", "certain" if all_told else "likely", text
+    yield in_cgroup, "oom", "certain" if all_told else "likely", text  # 6
     # only the size of the worker speaks
     dark = in_cgroup is None and on_machine is None
-    text = f"Probably the kernel's OOM killer, whose counters cannot be read here.{peak}"
-    yield dark and share >= _NEAR_LIMIT, "oom", "possible", text
-    text = (
-        "The launcher did not send it: another process did, or the kernel's OOM killer, whose "
-        f"counters cannot be read here.{peak}"
-    )
+    unread = f"the kernel's OOM killer, whose counters cannot be read here.{peak}"
+    yield dark and share >= _NEAR_LIMIT, "oom", "possible", f"Probably {unread}"
+    text = f"The launcher did not send it: another process did, or {unread}"
     yield dark, "outside", "possible", text
-    text = f"{_STRUCK} on this machine during the attempt ({times(on_machine or 0)}).{peak}"
+    text = f"{_STRUCK.format('on this machine', times(on_machine or 0))}.{peak}"
     sure: Sure = "likely" if share >= _NOTABLE else "possible"
     yield in_cgroup is None and on_machine, "oom", sure, text
     limit = None if exited is None else exited.cpu_limit
     if exited is not None and limit is not None:
         text = f"It used up the {duration(limit)} of CPU time that a limit allows (ulimit -t)."
-        used = exited.cpu_seconds >= limit - 1
-        yield used, "itself", "likely", text
+        yield exited.cpu_seconds >= limit - 1, "itself", "likely", text  # cpu_limit
     # neither the launcher nor, by its own counters, the kernel
     but = f" in this cgroup (but {on_machine} on this machine)" if on_machine else ""
     text = (
         f"The launcher did not send it, and the kernel counts no OOM kill{but}: another process "
         "did (kill -9, a job scheduler, a memory watchdog such as systemd-oomd), or the worker "
-        "itself."
+        f"itself.{peak if share >= _NOTABLE else ''}"
     )
     surely = in_cgroup is not None and not on_machine and limit is None
-    more = peak if share >= _NOTABLE else ""
-    yield True, "outside", "certain" if surely else "likely", text + more
+    yield True, "outside", "certain" if surely else "likely", text  # 5, 11
 
 
-def _kills(before: Memory, after: Memory) -> tuple[int | None, int | None]:
-    """OOM kills in the cgroup and on the machine meanwhile, None where they are not known."""
-    grown = (
-        None if earlier is None or later is None else max(0, later - earlier)
-        for earlier, later in (
-            (before.cgroup_kills, after.cgroup_kills),
-            (before.machine_kills, after.machine_kills),
-        )
-    )
-    return next(grown), next(grown)
+def _grown(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else max(0, after - before)
 
 
 def _bound(memory: Memory) -> tuple[int, str]:
