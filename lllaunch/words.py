@@ -185,17 +185,13 @@ _LONGEST_CAUSE = 300
 # Where in its own source a C++ library checked, of which the user has no copy: gloo, NCCL, torch.
 _CHECKED_AT = re.compile(r"\[(?:enforce fail at )?/?[\w./+-]+\.(?:cc|cpp|cu|h|hpp):\d+\] ?(?:\. )?")
 
-# torch's message of an error in NCCL, which says what happened in its last line.
-_NCCL = re.compile(r"NCCL error in: \S+:\d+, ([^(,\n]*\w).*\nLast error:\n(.+)", re.DOTALL)
-
 
 def cause_line(text: str, most: int = 200) -> str:
     """Return the first line of a cause without where a C++ library checked, shortened.
 
     The end of a message is advice; what happened stands at the beginning.
     """
-    first = _NCCL.sub(r"NCCL \1: \2", text.strip()).partition("\n")[0]
-    return first_line(_CHECKED_AT.sub("", first, count=1), most)
+    return first_line(_CHECKED_AT.sub("", text.strip().partition("\n")[0], count=1), most)
 
 
 def ranks(numbers: Iterable[int]) -> str:

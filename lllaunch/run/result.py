@@ -43,6 +43,8 @@ from lllaunch.watchdog.evidence import Disagreement, Frame, RankStack
 from lllaunch.watchdog.findings import Finding, TimedOut, suspects
 
 _BELOW = re.compile(r"\bCaught \w+ in (DataLoader worker process \d+)\.$")
+# torch's message of an error in NCCL, which says what happened in its last line.
+_NCCL = re.compile(r"NCCL error in: \S+:\d+, ([^(,\n]*\w).*\nLast error:\n(.+)", re.DOTALL)
 
 
 class Raised(Said, frozen=True):
@@ -54,7 +56,7 @@ class Raised(Said, frozen=True):
     def __str__(self) -> str:
         if not self.message:
             return "raised an exception"
-        first = self.message.splitlines()[0]
+        first = _NCCL.sub(r"NCCL \1: \2", self.message).splitlines()[0]
         # torch says first that a process below has raised, and at last what
         below = _BELOW.search(first)
         last = self.message.rstrip().rpartition("\n")[2]

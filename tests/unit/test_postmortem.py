@@ -10,7 +10,6 @@ from lllaunch.events import Exited
 from lllaunch.linux.cgroup import UNKNOWN, Memory, read_memory
 from lllaunch.run.judge import explain
 from lllaunch.run.observer import AttemptRecord, SentSignal, WorkerError, WorkerRecord
-from lllaunch.words import cause_line
 
 GIB = 1 << 30
 KILLED = -signal.SIGKILL
@@ -274,16 +273,3 @@ def test_container_that_sees_its_own_cgroup_as_the_root(tmp_path):
     )
     found = read_memory(proc)
     assert (found.cgroup_kills, found.limit) == (1, 7000)
-
-
-def test_of_an_error_of_nccl_its_last_line_is_shown():
-    said = (
-        "DistBackendError: NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:93, "
-        "invalid usage (run with NCCL_DEBUG=WARN for details), NCCL version 2.28.9\n"
-        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\nLast error:\n"
-        "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 60"
-    )
-    assert cause_line(said) == (
-        "DistBackendError: NCCL invalid usage: Duplicate GPU detected : rank 0 and rank 1 both on "
-        "CUDA device 60"
-    )

@@ -299,6 +299,16 @@ def test_a_secret_that_is_cut_by_the_beginning_of_the_tail_is_hidden(tmp_path):
     [
         (Raised("ValueError: a\nb", 1), "raised ValueError: a"),
         (Raised("", 1), "raised an exception"),
+        (
+            Raised(
+                "DistBackendError: NCCL error in: /pytorch/c10d/NCCLUtils.cpp:93, invalid usage "
+                "(run with NCCL_DEBUG=WARN for details), NCCL version 2.28.9\n"
+                "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+                "Last error:\nDuplicate GPU detected : rank 0 and 1",
+                1,
+            ),
+            "raised DistBackendError: NCCL invalid usage: Duplicate GPU detected : rank 0 and 1",
+        ),
         (ExitedNonZero(3), "exited with status 3"),
         (KilledBySignal(6, core_dumped=True), "died of SIGABRT, core dumped"),
         (KilledBySignal(50), "died of signal 50"),
