@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import logging
 import os
 import shlex
 import sys
@@ -66,7 +65,6 @@ if TYPE_CHECKING:
 
     from lllaunch.app.own_worker import UserFunction
     from lllaunch.hydra_compat import Callbacks
-    from lllaunch.run.repository import Build
     from lllaunch.run.result import RunResult
     from lllaunch.run.submission import BatchJob
     from lllaunch.spawner.client import Spawner
@@ -137,7 +135,10 @@ class Jobs:
                 if alone:
                     self._claim(config)
                 if alone and (has_rules() or not config.hydra.callbacks):
-                    self._plan_ahead(config)
+                    with env_override(config.hydra.job.env_set):
+                        self._planned = self._decide(without_hydra(config))
+                    if not self._claimed[-1].is_at(self._planned.directory):
+                        self._take(self._planned.directory)
             except BaseException:
                 for directory in reversed(self._claimed):
                     directory.discard()
@@ -169,16 +170,14 @@ class Jobs:
         if nodes is not None and nodes.rdzv_id and fresh:
             # that all nodes have in common, and no moment
             name, fresh = os.path.join(above, as_file_name(nodes.rdzv_id)), False
-        path = os.path.abspath(name)
-        if fresh:
-            path = self._hold(RunDirectory.claim_new(name)).path
+        path = self._take(name, new=True) if fresh else os.path.abspath(name)
         if nodes is not None:
             from lllaunch.spec import node_directory  # noqa: PLC0415 - of several nodes only
 
             # each has its own below the run's, which is nobody's alone
-            self._hold(self._taken(os.path.join(path, node_directory(nodes.node_rank))))
+            self._take(os.path.join(path, node_directory(nodes.node_rank)))
         elif not fresh:
-            self._hold(self._taken(name))
+            self._take(name)
         self._latest = link, path
         # all nodes of a batch job see the run's directory, which is Hydra's there
         output_dir = path if self._batch is not None else self._claimed[-1].path
@@ -190,29 +189,25 @@ class Jobs:
             runtime.output_dir = output_dir
         HydraConfig.instance().set_config(config)
 
-    def _hold(self, directory: RunDirectory) -> RunDirectory:
-        """Hold a directory until the app is over."""
-        self._claimed.append(self.at_end.enter_context(directory))
-        return directory
+    def _take(self, path: str, *, new: bool = False) -> str:
+        """Hold a run's directory until the app is over; return its path.
 
-    def _taken(self, path: str) -> RunDirectory:
-        """Take a run's directory, waiting for workers that a killed launcher has left there."""
+        A ``new`` one gets another name if need be; of one that is there, workers that a killed
+        launcher has left are waited for.
+        """
         again = self._batch is not None and self._batch.continues
-        return RunDirectory.claim(
-            path,
-            LOST_NODE_PATIENCE if again else PATIENCE,
-            lambda text: print(f"lllaunch: {text}", file=sys.stderr),
-            alone=again,
+        directory = (
+            RunDirectory.claim_new(path)
+            if new
+            else RunDirectory.claim(
+                path,
+                LOST_NODE_PATIENCE if again else PATIENCE,
+                lambda text: print(f"lllaunch: {text}", file=sys.stderr),
+                alone=again,
+            )
         )
-
-    def _plan_ahead(self, config: DictConfig) -> None:
-        """Decide what the run is, or raise, and claim its directory if that is not Hydra's."""
-        job = without_hydra(config)
-        with env_override(config.hydra.job.env_set):
-            spec = self._decide(job)
-        if not self._claimed[-1].is_at(spec.directory):
-            self._hold(self._taken(spec.directory))
-        self._planned = spec
+        self._claimed.append(self.at_end.enter_context(directory))
+        return directory.path
 
     def _decide(self, cfg: DictConfig) -> LaunchSpec:
         """Decide what the run of a job's config is, or raise if it may not start.
@@ -271,7 +266,7 @@ class Jobs:
     def _execute(self, cfg: DictConfig) -> RunResult:
         # --cfg and --help say nothing
         from lllaunch.console.console import Console  # noqa: PLC0415
-        from lllaunch.run.repository import BuildQuery, modules_of  # noqa: PLC0415
+        from lllaunch.run.repository import BuildQuery  # noqa: PLC0415
 
         spec = self._planned or self._decide(cfg)
         link, path = self._latest
@@ -296,24 +291,16 @@ class Jobs:
             spec.runtime_cwd,
             os.environ,
         )
-        query = BuildQuery(HydraConfig.get().runtime.cwd)
         single = HydraConfig.get().mode == RunMode.RUN
         snapshot = None if self._batch is None else self._batch.snapshot
-
-        def build() -> Build:
-            found = query.result(modules=modules_of(spec), own=[spec.log_dir])
-            return found if snapshot is None else snapshot.build(found)
-
-        try:
+        with contextlib.closing(BuildQuery(HydraConfig.get().runtime.cwd)) as query:
             outcome = perform(
                 *(spec, cfg, self._user, Console(), self.spawner),
-                build=build,
+                build=functools.partial(query.of_run, spec, snapshot),
                 directory=next((each for each in self._claimed if each.is_at(log_dir)), None),
                 ended=self.ledger.over if single and self._batch is None else None,
                 job=self._batch,
             )
-        finally:
-            query.close()
         if self._batch is not None:
             self._batch.outcome, self._batch.ran = outcome, True
         tell_ci(outcome.directory)
@@ -325,27 +312,11 @@ def jobs_of(task_function: Callable[..., object]) -> Jobs | None:
     return getattr(task_function, _MARK, None)
 
 
-class _LateFile(logging.FileHandler):
-    """A log file that is made by the first message; where it cannot be, there is none."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(OSError):
-            super().emit(record)
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        # where it is made and cannot be written, on a full disk, no traceback of ours either
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handleError(record)
-
-
 def configure_late(configure: Callable[[dict[str, Any]], None], conf: dict[str, Any]) -> None:
     """Set up logging, but log files are made by the first message that goes to them."""
     for handler in (conf.get("handlers") or {}).values():
         if handler.get("class") == "logging.FileHandler":
-            # not named in the config, where a policy might have to know it
-            del handler["class"]
             handler.setdefault("delay", True)
-            handler["()"] = _LateFile
     configure(conf)
 
 
@@ -471,28 +442,11 @@ class RerunRequest(NamedTuple):
     function: UserFunction | None = None  # what workers call, if the plan does not say it
 
 
-def read_again(directory: str) -> RerunRequest:
-    """Return what a run has left; a `ConfigError` if it has no plan, or is of a user's own app."""
-    return _read_plan(directory, expect_named=True)
+def read_again(directory: str, *, submitted: bool = False) -> RerunRequest:
+    """Return what a run has left, or what was submitted from its directory, to be run there.
 
-
-def read_submitted(directory: str) -> RerunRequest:
-    """Return what was submitted from a directory, to be run there, or raise `ConfigError`."""
-    from lllaunch.app.batch import read_function  # noqa: PLC0415 - of batch jobs only
-
-    again, function = _read_plan(directory, expect_named=False), read_function(directory)
-    # what looks like an interpolation in it is none; what of Hydra's the submission has written
-    # stays
-    run = {"run": {"dir": directory.replace("${", "\\${")}, "output_subdir": None}
-    launch = dict(again.config["launch"])
-    for key in ("entrypoint", "args") if function is not None else ():
-        # the plan names a function of a user's own app
-        launch.pop(key, None)
-    config = {**again.config, "hydra": {**again.config["hydra"], **run}, "launch": launch}
-    return again._replace(config=config, function=function)
-
-
-def _read_plan(directory: str, *, expect_named: bool) -> RerunRequest:
+    A `ConfigError` if it has no plan, or a run again needs a user's own app.
+    """
     from lllaunch.config.plan import config_of, read_plan  # noqa: PLC0415 - a plain run needs none
 
     path = os.path.join(directory, PLAN)
@@ -503,7 +457,7 @@ def _read_plan(directory: str, *, expect_named: bool) -> RerunRequest:
         # anybody may have written it
         return value_at(hydra, ["hydra", *key.split(".")])
 
-    if expect_named:
+    if not submitted:
         _expect_ours(directory, former, plan["launch"])
     # what the run was called in review; the primary config of the new one has no name
     name = former(f"runtime.choices.{EXPERIMENTS}") or former("job.config_name")
@@ -516,9 +470,19 @@ def _read_plan(directory: str, *, expect_named: bool) -> RerunRequest:
     locked = value_at(rest, ["launch", "locked"]) or False
     # what the plan does not say of it is no part of the run
     rest.pop("cluster", None)
-    config = {**rest, **config_of(plan), "hydra": kept}
+    config, function = {**rest, **config_of(plan), "hydra": kept}, None
     config["launch"]["locked"] = locked
-    return RerunRequest(path, plan, config, str(former("runtime.cwd") or ""))
+    if submitted:
+        from lllaunch.app.batch import read_function  # noqa: PLC0415 - of batch jobs only
+
+        function = read_function(directory)
+        for key in ("entrypoint", "args") if function is not None else ():
+            # the plan names a function of a user's own app
+            config["launch"].pop(key, None)
+        # what looks like an interpolation in it is none; what of Hydra's the submission has
+        # written stays
+        kept |= {"run": {"dir": directory.replace("${", "\\${")}, "output_subdir": None}
+    return RerunRequest(path, plan, config, str(former("runtime.cwd") or ""), function)
 
 
 def run_again(

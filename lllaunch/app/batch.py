@@ -36,7 +36,7 @@ from lllaunch.files import naming, open_file
 from lllaunch.locks import LOST_NODE_PATIENCE, PATIENCE
 from lllaunch.review.paths import locks_all, policy_path, tree_top
 from lllaunch.run.directory import LOCK_NAME, PLAN, SUBMISSION, RunDirectory, forget_result
-from lllaunch.run.repository import BuildQuery, let_go, modules_of
+from lllaunch.run.repository import BuildQuery, let_go
 from lllaunch.run.result import KilledBySignal, NodeGone, RunResult, known_result
 from lllaunch.run.submission import (
     FUNCTION,
@@ -60,7 +60,6 @@ from lllaunch.text import first_line
 if TYPE_CHECKING:
     from lllaunch.app.own_worker import UserFunction
     from lllaunch.cluster.slurm import Ending, JobFacts
-    from lllaunch.run.repository import Build
     from lllaunch.run.submission import Account, RequeueCause
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec, Requeue
@@ -179,7 +178,7 @@ def perform(
     """
     cwd = os.getcwd()
     if not submission.plain or locks_all(os.environ) or policy_path(tree_top(cwd), os.environ):
-        from lllaunch.app.app import read_submitted, run_again  # noqa: PLC0415 - as above
+        from lllaunch.app.app import read_again, run_again  # noqa: PLC0415 - as above
         from lllaunch.app.gate import admit_directory  # noqa: PLC0415 - Hydra is imported
 
         admit_directory(batch.directory)
@@ -188,7 +187,7 @@ def perform(
             from lllaunch.results.store import read_overrides  # noqa: PLC0415 - as above
 
             batch.overrides = read_overrides(batch.directory)
-        return run_again(read_submitted(batch.directory), spawner, batch)
+        return run_again(read_again(batch.directory, submitted=True), spawner, batch)
     # while the spawner's interpreter starts
     from lllaunch.config.plan import plan_config, plan_hash  # noqa: PLC0415
     from lllaunch.run.execute import Run  # noqa: PLC0415
@@ -197,12 +196,7 @@ def perform(
     query = BuildQuery(cwd)
     try:
         spec = spec or spec_of(batch.directory)
-        modules, own, snapshot = modules_of(spec), [batch.directory], batch.snapshot
-
-        def build() -> Build:
-            found = query.result(modules=modules, own=own)
-            return found if snapshot is None else snapshot.build(found)
-
+        build = partial(query.of_run, spec, batch.snapshot)
         patience = LOST_NODE_PATIENCE if batch.continues else PATIENCE
         with RunDirectory.claim(
             batch.directory, patience, console.note, alone=batch.continues
@@ -393,9 +387,9 @@ def enter_code(submission: Submission, directory: str) -> None:
     cwd = submission.cwd
     if not cwd:
         # it was submitted by the version before
-        from lllaunch.app.app import read_submitted  # noqa: PLC0415 - Hydra is imported
+        from lllaunch.app.app import read_again  # noqa: PLC0415 - Hydra is imported
 
-        cwd = read_submitted(directory).cwd
+        cwd = read_again(directory, submitted=True).cwd
     place = str if submission.snapshot is None else submission.snapshot.place
     cwd = place(cwd)
     try:

@@ -170,11 +170,12 @@ class CommandLine(NamedTuple):
 
 def program() -> str:
     """Return how this process was called, such as ``lllaunch`` or ``python train.py``."""
-    script = sys.argv[0]
-    if os.path.basename(script) == "__main__.py":
-        return "python -m lllaunch"
+    script, spec = sys.argv[0], getattr(sys.modules["__main__"], "__spec__", None)
     if not script.endswith(".py"):
-        return "lllaunch"
+        name = os.path.basename(script)
+        return name if name[:1].isalpha() else "lllaunch"
+    if spec is not None:
+        return f"python -m {spec.name.removesuffix('.__main__')}"
     return shlex.join(["python", relative_path(script, working_directory())])
 
 

@@ -11,6 +11,7 @@ Without a policy and without a lock everything may run, and this costs a look at
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import os
 import re
@@ -67,7 +68,6 @@ def admit(
 
     ``users_own``: workers run a function of the user's own, which no lock knows.
     """
-    expect_own_environment(config)
     locked = bool(spec.locked) or locks_all(os.environ)
     top = tree_top(spec.runtime_cwd)
     policy = policy_of(top)
@@ -93,15 +93,11 @@ def expect_own_environment(config: DictConfig) -> None:
     Hydra sets ``hydra.job.env_set`` before a run starts, and so could name another policy.
     """
     node: Any = OmegaConf.select(config, "hydra.job.env_set", throw_on_resolution_failure=False)
-    names = [str(name) for name in node] if isinstance(node, DictConfig) else []
-    message = "may not be set by a config: lllaunch itself reads it"
-    problems = tuple(
-        Diagnostic("reserved-variable", f"hydra.job.env_set.{name}", "", message)
-        for name in names
-        if name.startswith(_OURS)
-    )
-    if problems:
-        raise ConfigError(problems)
+    findings, message = Findings(), "may not be set by a config: lllaunch itself reads it"
+    for name in map(str, node if isinstance(node, DictConfig) else ()):
+        if name.startswith(_OURS):
+            findings.add_about(f"hydra.job.env_set.{name}", message, code="reserved-variable")
+    findings.raise_if_any()
 
 
 def policy_of(top: str) -> Policy | None:
@@ -364,9 +360,8 @@ class GuardedLoader(WatchedLoader):
             return
         from lllaunch.review.allow import check  # noqa: PLC0415 - as above
 
-        with _as_hydras(config):
-            top = tree_top(os.getcwd())
-            _refuse_if_any(check(None, config, self._policy, top, locked=locked))
+        with _as_hydras(config) as own:
+            _refuse_if_any(check(None, own, self._policy, tree_top(os.getcwd()), locked=locked))
 
     @functools.cached_property
     def _policy(self) -> Policy | None:
@@ -375,23 +370,20 @@ class GuardedLoader(WatchedLoader):
 
 
 @contextlib.contextmanager
-def _as_hydras(config: DictConfig) -> Iterator[None]:
-    """Let a config be Hydra's own in the block, as that of a run in its directory."""
-    instance, hydra = HydraConfig.instance(), config.hydra
-    # what Hydra fills in when a job begins
-    later: Any = {"output_dir": hydra.runtime, "num": hydra.job, "id": hydra.job}
-    former, before = instance.cfg, {key: raw_value(own_node(later[key], key)) for key in later}
+def _as_hydras(config: DictConfig) -> Iterator[DictConfig]:
+    """Yield a copy of a config that is Hydra's own in the block, as of a run in its directory."""
+    instance, own = HydraConfig.instance(), copy.deepcopy(config)
+    former, hydra = instance.cfg, own.hydra
     try:
-        instance.set_config(config)
+        instance.set_config(own)
+        # what Hydra fills in when a job begins
         with read_write(hydra), contextlib.suppress(OmegaConfBaseException):
             hydra.job.num = hydra.job.id = 0
             hydra.runtime.output_dir = os.path.abspath(str(hydra.run.dir))
-        instance.set_config(config)
-        yield
+        instance.set_config(own)
+        yield own
     finally:
-        OmegaConf.set_readonly(hydra, False)
-        for key, node in later.items():
-            node[key] = before[key]
+        OmegaConf.copy_cache(own, config)
         instance.cfg = former
 
 

@@ -424,18 +424,16 @@ def choose(
     return chosen
 
 
-def decides(loader: ConfigLoader, master: DictConfig | None = None) -> Callable[[str], bool]:
+def decides(loader: ConfigLoader, master: DictConfig) -> Callable[[str], bool]:
     """Return what tells whether an override may decide whether a job can run.
 
-    That is one of ``launch``, of the cluster, of a config group, or, with ``master``, of what the
-    launch node and the launcher's settings refer to.
+    That is one of ``launch``, of the cluster, of a config group, or of what the launch node and the
+    launcher's settings refer to.
     """
-    referenced: set[str] = set()
-    if master is not None:
-        raw: Any = OmegaConf.to_container(master, resolve=False)
-        launch = [item for key, item in (raw.get("launch") or {}).items() if key not in _HARMLESS]
-        texts = repr([launch, raw["hydra"]["sweep"], raw["hydra"]["launcher"]])
-        referenced.update(_REFERENCE.findall(texts))
+    raw: Any = OmegaConf.to_container(master, resolve=False)
+    launch = [item for key, item in (raw.get("launch") or {}).items() if key not in _HARMLESS]
+    texts = repr([launch, raw["hydra"]["sweep"], raw["hydra"]["launcher"]])
+    referenced = set(_REFERENCE.findall(texts))
 
     # to ask Hydra takes milliseconds, and a sweep has few keys
     @functools.cache

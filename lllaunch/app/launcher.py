@@ -27,19 +27,18 @@ from omegaconf import OmegaConf, open_dict, read_write
 from lllaunch import __version__
 from lllaunch.app.app import jobs_of
 from lllaunch.app.boundary import AppEnded, JobFailed, refusing, tell_ci
+from lllaunch.app.command_line import program
 from lllaunch.app.jobs import (
     FOR_JOBS,
     LAUNCHER,
     SweepJobs,
     compared,
-    decides,
     labels_of,
     name_of,
     probe,
 )
 from lllaunch.app.own_worker import UserFunction, call_in_worker
 from lllaunch.app.planning import as_written, is_of_a_moment, job_cwd, load, locating, without_hydra
-from lllaunch.app.sweeper import command
 from lllaunch.config.read import cluster_key, register_resolvers
 from lllaunch.config.sweep import SweepSettings, sweep_settings
 from lllaunch.console.sweep import Board, SweepConsole
@@ -175,7 +174,7 @@ class HydraSweep:
             if launcher.on_begin is not None:
                 launcher.on_begin(session.resumed)
             leases = Leases(jobs.machine, lock_cpus=settings.pin_cpus)
-            called = "" if ours is None else command()
+            called = "" if ours is None else f"{program()} -m"
             at_once = launches_once(config)
             sweep = cls(jobs, settings, leases, session, spawners, called, at_once)
             undo.callback(sweep._conclude_quietly)
@@ -429,18 +428,11 @@ def _goes_to_cluster(jobs: SweepJobs, overrides: Sequence[Sequence[str]]) -> boo
     What is swept is not in what the sweep was composed to: clusters, or experiments that choose
     theirs.
     """
-    config, loader = jobs.master, jobs.context.config_loader
-    if jobs.goes_to_cluster(config):
-        return True
-    stated = frozenset(as_written(config.hydra.overrides.task))
-    swept = [text for text in overrides[0] if text not in stated] if overrides else []
-    # composing takes as long as some short jobs
-    if not any(map(decides(loader), swept)):
-        return False
-    try:
-        return jobs.goes_to_cluster(loader.load_sweep_config(config, list(overrides[0])))
-    except Exception:  # noqa: BLE001 - of Hydra; it is told where jobs are tried
-        return False
+    loader, first = jobs.context.config_loader, overrides[:1]
+    configs = [jobs.master]
+    with contextlib.suppress(Exception):  # of Hydra; it is told where jobs are tried
+        configs += [loader.load_sweep_config(jobs.master, list(job)) for job in first]
+    return any(map(jobs.goes_to_cluster, configs))
 
 
 # The sweep's directory

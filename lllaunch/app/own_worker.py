@@ -16,7 +16,6 @@ import copy
 import functools
 import importlib
 import io
-import logging
 import operator
 import os
 import pickle
@@ -377,14 +376,6 @@ def _configure_logging() -> None:
             directory = os.path.dirname(error_file)
             handler["filename"] = moved(handler["filename"], hydra.runtime.output_dir, directory)
     configure_log(OmegaConf.create(job), hydra.verbose)
-    attempt = os.path.basename(os.path.dirname(os.path.dirname(error_file)))
-    if first and has_directory and attempt not in {"attempt_0", ""}:
-        # the job's log files have lines of the attempts before
-        logger, text = logging.getLogger("lllaunch"), f"attempt {attempt[8:]} begins"
-        record = logger.makeRecord(logger.name, logging.INFO, __file__, 0, text, (), None)
-        for made in logging.getLogger().handlers:
-            if isinstance(made, logging.FileHandler):
-                made.handle(record)
 
 
 def moved(file: str, output_dir: str, directory: str) -> str:

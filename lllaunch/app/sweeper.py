@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from lllaunch.app.boundary import AppEnded, refusing
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, OutputError
 from lllaunch.files import read_bytes
-from lllaunch.words import RESUME, shown_path
+from lllaunch.words import RESUME
 
 if TYPE_CHECKING:
     from hydra.core.config_loader import ConfigLoader
@@ -175,15 +175,6 @@ def completed(argv: Sequence[str]) -> list[str]:
         words = [*options, *words[:first], *overrides, *words[first:]]
     stated = any(_key(text) == _SWEEP_DIR for text in argv)
     return words if stated else [*words, f"{_SWEEP_DIR}={found[-1]}"]
-
-
-def command() -> str:
-    """Return how this app was called, up to its overrides, as a shell takes it."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec is not None:
-        return f"python -m {spec.name.removesuffix('.__main__')} -m"
-    name = shown_path(os.path.abspath(sys.argv[0]), os.getcwd())
-    return f"python {name} -m" if name.endswith(".py") else f"{os.path.basename(name)} -m"
 
 
 def _key(text: str) -> str:

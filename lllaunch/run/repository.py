@@ -246,6 +246,11 @@ class BuildQuery:
             implementation=sys.implementation.name,
         )
 
+    def of_run(self, spec: LaunchSpec, snapshot: Snapshot | None = None) -> Build:
+        """Return what a run is built from, which runs the code of a snapshot if there is one."""
+        found = self.result(modules=modules_of(spec), own=[spec.log_dir])
+        return found if snapshot is None else snapshot.build(found)
+
     def close(self) -> None:
         """Ends git if it still runs; idempotent, and not needed after `result`."""
         if self._git is not None:

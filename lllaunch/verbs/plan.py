@@ -54,7 +54,7 @@ from lllaunch.review.lock import (
     write_lock,
 )
 from lllaunch.review.paths import PlanRefused, locks_all, tree_top
-from lllaunch.run.repository import Build, BuildQuery, modules_of
+from lllaunch.run.repository import Build, BuildQuery
 from lllaunch.secret_names import redacted_overrides, redactor_for
 from lllaunch.text import first_line
 from lllaunch.verbs.printing import (
@@ -226,7 +226,7 @@ def _plan(given: argparse.Namespace) -> int:
             spec = runs[0].spec
             build = None
             if not given.portable:
-                build = query.result(modules=modules_of(spec), own=[spec.log_dir])
+                build = query.of_run(spec)
             sweep, changed = command.multirun, given.changed
             _show(runs, build, sweep=sweep, as_json=as_json, changed=changed)
         if refused.problems:

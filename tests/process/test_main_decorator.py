@@ -190,11 +190,7 @@ def test_failed_workers_end_the_app_with_3(project: Project) -> None:
     assert result(run)["root_cause"]["rank"] == 1
     # rank 0 has logged where Hydra would, the others in their directories
     said = [line.split("][", 1)[1] for line in (run / "train.log").read_text().splitlines()]
-    assert said == [
-        "__main__][INFO] - rank 0 logs",
-        "lllaunch][INFO] - attempt 1 begins",
-        "__main__][INFO] - rank 0 logs",
-    ]
+    assert said == ["__main__][INFO] - rank 0 logs"] * 2
     for attempt in (0, 1):
         log = (run / f"attempt_{attempt}/1/train.log").read_text()
         assert log.endswith("[__main__][INFO] - rank 1 logs\n")
