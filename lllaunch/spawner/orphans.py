@@ -16,7 +16,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import ClassVar
 
 from lllaunch.events import Orphan
@@ -64,46 +64,26 @@ SETTLE_SECONDS = 0.5
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 
 
-class Pauses:
-    """How long to wait between rounds of killing: ever longer while nothing new appears.
-
-    ``clock``: tells the time, seconds of the monotonic clock.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._seen: set[int] = set()
-        self.seconds = _SHORTEST_PAUSE
-        self.changed = clock()  # when a process was last seen that had not been seen before
-
-    def note(self, alive: Collection[int]) -> None:
-        """Take note of the processes that a round has killed, or tried to."""
-        if self._seen.issuperset(alive):
-            self.seconds = min(self.seconds * 2, _LONGEST_PAUSE)
-            return
-        self._seen.update(alive)
-        self.seconds, self.changed = _SHORTEST_PAUSE, self._clock()
-
-
 class OrphanCleanup:
-    """Wait a moment for orphans to end, then kill them until none is left.
+    """Wait a moment for orphans to end, then kill them in rounds until none is left.
 
     ``settle``: seconds that orphans get to end by themselves.
     """
 
     def __init__(self, settle: float = SETTLE_SECONDS) -> None:
-        self._deadline = time.monotonic() + settle
-        self._pauses = Pauses()
+        self._changed = time.monotonic()  # when a process was last seen that no round had seen
+        self._deadline = self._changed + settle
+        self._pause = _SHORTEST_PAUSE
         self._seen: dict[int, str] = {}
         self._killed: set[int] = set()
 
     def next_in(self) -> float:
         """Return in how many seconds the next step is due, if no child ends before."""
-        return max(self._deadline - time.monotonic(), self._pauses.seconds)
+        return max(self._deadline - time.monotonic(), self._pause)
 
     def stuck_for(self) -> float:
         """Return for how many seconds nothing new has appeared."""
-        return time.monotonic() - self._pauses.changed
+        return time.monotonic() - self._changed
 
     def go_on(self, orphans: Collection[int]) -> bool:
         """Take one step; True when nothing is left."""
@@ -115,9 +95,12 @@ class OrphanCleanup:
         for process in alive:
             self._seen.setdefault(process.pid, proc.command(process.pid))
         if late and alive:
-            pids = [process.pid for process in alive]
-            self._killed.update(pids)
-            self._pauses.note(pids)
+            pids = {process.pid for process in alive}
+            if pids <= self._killed:
+                self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+            else:
+                self._killed |= pids
+                self._pause, self._changed = _SHORTEST_PAUSE, time.monotonic()
         return False
 
     def orphans(self) -> tuple[Orphan, ...]:

@@ -175,18 +175,7 @@ class Server:
         return [pid for pid, order in self._workers.items() if order["key"] in keys]
 
     def _end_cleanup(self, _: Message) -> None:
-        """Let what a cleanup cannot end be: later workers shall not be ended for it, nor wait."""
-        if any(self._cleanups):
-            # In this order: what is below one that ends in between is seen there, or here, where
-            # it becomes a child of this process.
-            everything = proc.processes()
-            orphans = self._orphans()
-            below = proc.descendants(orphans, everything)
-            # those that are gone are left out: their numbers may come to mean others
-            self._spared &= {process.pid for process in everything}
-            self._spared.update(orphans, (process.pid for process in below))
-            for number in [each for each in self._cleanups if each]:
-                del self._cleanups[number]
+        self._cleanups = {number: each for number, each in self._cleanups.items() if not number}
 
     def _adopt(self, message: Message) -> None:
         assert self._around is not None

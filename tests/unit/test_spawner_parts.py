@@ -20,11 +20,11 @@ from lllaunch.linux import proc
 from lllaunch.linux.cgroup import _remove_left_behind
 from lllaunch.linux.process import signal_group
 from lllaunch.run.excerpts import find_return_value
-from lllaunch.spawner import interpreter
+from lllaunch.spawner import interpreter, orphans
 from lllaunch.spawner.evidence import RETURN_FILE, save_return_value
 from lllaunch.spawner.forks import fork
 from lllaunch.spawner.interpreter import canary
-from lllaunch.spawner.orphans import Pauses, end_adopted, signal_process
+from lllaunch.spawner.orphans import end_adopted, signal_process
 from lllaunch.spawner.private_names import forget_finalizers_of
 from lllaunch.testing import FakeClock
 
@@ -32,27 +32,31 @@ from lllaunch.testing import FakeClock
 NOBODY = 1 << 22
 
 
-@pytest.fixture
-def clock() -> FakeClock:
-    return FakeClock(100.0)
-
-
-def test_rounds_of_killing_become_rare_while_nothing_new_appears(clock: FakeClock) -> None:
-    pauses = Pauses(clock)
-    first = pauses.seconds
-    pauses.note([1, 2])
-    assert pauses.seconds == first
+def test_rounds_of_killing_become_rare_while_nothing_new_appears(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = FakeClock(100.0)
+    monkeypatch.setattr(time, "monotonic", clock)
+    me = proc.facts(os.getpid())
+    assert me is not None
+    monkeypatch.setattr(
+        orphans, "kill_below", lambda pids, **_: [me._replace(pid=pid) for pid in pids]
+    )
+    cleanup = orphans.OrphanCleanup(settle=0.0)
+    first = cleanup.next_in()
+    assert not cleanup.go_on([1, 2])
+    assert cleanup.next_in() == first
     waits = []
     for _ in range(10):
-        clock.advance(pauses.seconds)
-        pauses.note([2])
-        waits.append(pauses.seconds)
+        clock.advance(cleanup.next_in())
+        cleanup.go_on([2])
+        waits.append(cleanup.next_in())
     assert waits == sorted(waits)
     assert waits[-1] == waits[-2] == 1.0
-    assert pauses.changed == 100.0
-    pauses.note([2, 3])
-    assert pauses.seconds == first
-    assert pauses.changed == clock.now
+    assert cleanup.stuck_for() == pytest.approx(clock.now - 100.0)
+    cleanup.go_on([2, 3])
+    assert cleanup.next_in() == first
+    assert cleanup.stuck_for() == 0
 
 
 def test_what_belongs_to_another_user_is_left_and_ends_nothing(
