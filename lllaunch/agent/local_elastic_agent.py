@@ -6,7 +6,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from string import Template
 from typing import Any
 
 from torch.distributed.elastic import events
-from torch.distributed.elastic.agent.server import api
+from torch.distributed.elastic.agent.server import api, local_elastic_agent
 from torch.distributed.elastic.agent.server.api import DEFAULT_ROLE, RunResult, Worker, WorkerGroup
 from torch.distributed.elastic.events.api import EventSource
 from torch.distributed.elastic.metrics.api import put_metric
@@ -127,7 +126,7 @@ def substitute_local_rank(args: tuple[object, ...], local_rank: int) -> tuple[ob
     )
 
 
-class LocalElasticAgent(api.SimpleElasticAgent):
+class LocalElasticAgent(local_elastic_agent.LocalElasticAgent):
     """Run a worker group as processes of this machine.
 
     Events wake it, not a clock. Only nodes that wait to join are looked for, every
@@ -162,16 +161,19 @@ class LocalElasticAgent(api.SimpleElasticAgent):
         watchdog: WatchdogPolicy | None = None,
         restart: RestartPolicy | None = None,
     ) -> None:
-        super().__init__(spec, exit_barrier_timeout)
+        super().__init__(
+            spec,
+            logs_specs,  # type: ignore[arg-type]
+            start_method,
+            exit_barrier_timeout,
+            log_line_prefix_template,
+        )
         self._shutdown_timeout: float = shutdown_timeout  # type: ignore[assignment]
-        self._logs_specs = logs_specs
-        self._start_method = start_method
-        self._prefix = log_line_prefix_template
         self._machine = Machine(spec.max_restarts, policy=restart)
         self._health_check_server = health_check_server
         self._observer = observer
         self._signals = SignalSource(signals)
-        self._pcontext: PContext | None = None
+        self._pcontext: PContext | None = None  # type: ignore[assignment]
         self._port: HeldPort | None = None
         self._clock = RunClock()
         self._next_look = 0.0
@@ -247,7 +249,7 @@ class LocalElasticAgent(api.SimpleElasticAgent):
         )
         self._pcontext.start()
         self._pcontext.serve_store(self._port)
-        self._start_health_check()
+        self._setup_healthcheck()
         return self._pcontext
 
     def _places(self, group: WorkerGroup) -> dict[int, WorkerContext]:
@@ -279,31 +281,12 @@ class LocalElasticAgent(api.SimpleElasticAgent):
         }
 
     def _prefixes(self, places: dict[int, WorkerContext]) -> dict[int, str] | None:
-        if not self._prefix:
+        if not self._log_line_prefix_template:
             return None
-        template = Template(self._prefix)
+        template = Template(self._log_line_prefix_template)
         return {
             rank: template.safe_substitute(place.macro_values()) for rank, place in places.items()
         }
-
-    def _start_health_check(self) -> None:
-        """Start the server of a site's monitoring, where torch's module of it is loaded."""
-        port = os.environ.get(TORCHELASTIC_HEALTH_CHECK_PORT)
-        if self._health_check_server is not None or port is None:
-            return
-        torchs = sys.modules.get("torch.distributed.elastic.agent.server.health_check_server")
-        if torchs is None or not port.isdecimal():
-            logger.warning("%s=%s: no server is started", TORCHELASTIC_HEALTH_CHECK_PORT, port)
-            return
-        alive = lambda: int(time.time())  # noqa: E731 - torch's argument
-        self._health_check_server = torchs.create_healthcheck_server(alive, int(port), 60)
-        self._health_check_server.start()
-
-    def _stop_workers(self, worker_group: WorkerGroup) -> Any:
-        """Of torch's own loop, which does not run here."""
-        raise NotImplementedError
-
-    _start_workers = _monitor_workers = _stop_workers
 
     # Running
 

@@ -30,6 +30,7 @@ else:
     # what a site has set up for torch's agent
     import logging, os
     import torch.distributed.elastic.agent.server.health_check_server as health
+    import torch.distributed.elastic.agent.server.local_elastic_agent as torchs
     from torch.distributed.elastic import events, metrics
 
     class Metrics(metrics.MetricHandler):
@@ -42,7 +43,7 @@ else:
 
     metrics.configure(Metrics())
     events.handlers._log_handlers["null"] = logging.StreamHandler(sys.stdout)
-    health.create_healthcheck_server = Health
+    torchs.create_healthcheck_server = Health
     os.environ["TORCHELASTIC_HEALTH_CHECK_PORT"] = "7"
 options = {"rank": int(node)} if backend == "static" else {"is_host": node == "0"}
 handler = registry.get_rendezvous_handler(RendezvousParameters(
