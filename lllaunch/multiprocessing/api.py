@@ -354,22 +354,27 @@ class PContext(group.WorkerProcesses, abc.ABC):
         self._handlers.close()
 
 
-class ContextProcess:
-    """The process of one rank of a context, with what handlers show of ``subprocess.Popen``."""
+class ContextHandler:
+    """What torch's ``SubprocessHandler`` and its ``Popen`` show of the process of one rank."""
 
     def __init__(self, context: PContext, rank: int) -> None:
+        self.local_rank_id = rank
         self._context = context
-        self._rank = rank
+
+    @property
+    def proc(self) -> ContextHandler:
+        """This itself."""
+        return self
 
     @property
     def pid(self) -> int:
         """Process id; waits for a start that is under way. 0 if it could not be started."""
-        return self._context.pids().get(self._rank, 0)
+        return self._context.pids().get(self.local_rank_id, 0)
 
     @property
     def returncode(self) -> int | None:
         """Exit status, negative for a signal; None while it is not known to have ended."""
-        end = self._context.exits.get(self._rank)
+        end = self._context.exits.get(self.local_rank_id)
         # A program that could not be started has the exit status that shells give it.
         return None if end is None else getattr(end, "exitcode", _NOT_FOUND)
 
@@ -383,15 +388,6 @@ class ContextProcess:
         if not self._context._until(lambda: self.poll() is not None, timeout):
             raise subprocess.TimeoutExpired(str(self._context.entrypoint), timeout or 0.0)
         return self.returncode
-
-
-class ContextHandler:
-    """What torch's ``SubprocessHandler`` shows of the process of one rank."""
-
-    def __init__(self, context: PContext, rank: int) -> None:
-        self.local_rank_id = rank
-        self.proc = ContextProcess(context, rank)
-        self._context = context
 
     def close(self, death_sig: Signals | None = None) -> None:
         """Send a signal, SIGTERM if not given, to the process group."""
