@@ -45,14 +45,6 @@ def taken(line: str, **environ: str) -> CommandLine:
     return read(shlex.split(line), environ=environ)
 
 
-def test_a_flag_may_stand_anywhere_between_overrides() -> None:
-    line = "+exp=toy --config-dir=other lr=1,2 -cn mine ~a -m hydra.sweep.dir=s"
-    given = get_args_parser().parse_args(taken(line).words)
-    assert given.multirun
-    assert (given.config_dir, given.config_name) == ("other", "mine")
-    assert given.overrides == ["+exp=toy", "lr=1,2", "~a", "hydra.sweep.dir=s"]
-
-
 @pytest.mark.parametrize(
     ("line", "expected"),
     [

@@ -120,13 +120,6 @@ def test_what_cannot_be_resumed_is_refused_with_the_reason(
         check_resume(OmegaConf.merge(sweeper, place), resume)  # type: ignore[arg-type]
 
 
-def test_a_sweep_is_resumed_where_it_was(tmp_path: Path) -> None:
-    place = {"hydra": {"sweep": {"dir": "multirun/x"}, "runtime": {"cwd": str(tmp_path)}}}
-    config: Any = OmegaConf.merge(swept_by(BASIC), place)
-    check_resume(config, None)
-    check_resume(config, "./multirun//x")
-
-
 def test_what_hydra_is_told_is_composed_when_it_asks(tmp_path: Path) -> None:
     def compose() -> Any:
         raise ZeroDivisionError

@@ -119,17 +119,6 @@ def test_each_experiment_lock_and_file_is_a_test_case() -> None:
     }
 
 
-def test_warnings_are_output_and_with_strict_failures() -> None:
-    warned = outcome(FOUND[0])
-    assert set(cases(warned).values()) == {None}
-    assert "conf/exp/a.yaml:3: params.lr: has no effect [unused-key]" in render_checks(warned)
-    strict = cases(warned, strict=True)
-    failure = strict["experiment a"]
-    assert failure is not None
-    assert failure.get("type") == "warning"
-    assert strict["experiment vision/b"] is None
-
-
 def test_github_shows_ten_annotations_of_each_kind() -> None:
     assert commands(outcome(*FOUND))[:2] == [
         (

@@ -28,12 +28,11 @@ from lllaunch.watchdog.evidence import (
     Disagreement,
     Frame,
     GroupTrace,
-    LockWait,
     RankStack,
     RankTrace,
     Waits,
 )
-from lllaunch.watchdog.findings import Stalled, TimerExpired
+from lllaunch.watchdog.findings import Stalled
 
 T0 = 1_700_000_000 * 10**9
 NO, PERHAPS, SURELY = Waits
@@ -115,11 +114,6 @@ def test_other_operations_are_told_in_order_of_the_ranks() -> None:
 )
 def test_what_may_differ_is_no_disagreement(one: Call, other: Call) -> None:
     assert said([trace(0, one), trace(1, other)]) == ""
-
-
-def test_what_all_have_got_past_is_not_what_they_hang_in() -> None:
-    early = [trace(rank, call(1, "all_reduce", 4 + rank), *calls(3)[1:]) for rank in range(2)]
-    assert said(early) == ""
 
 
 def test_who_waits_in_a_later_one_is_told_too() -> None:
@@ -325,12 +319,6 @@ def test_a_trace_of_nccl_is_read_after_that_of_gloo() -> None:
     assert (tensor.name, tensor.ranks, tensor.calls) == ("5", (2, 3), ())
 
 
-def test_a_rank_that_has_called_nothing_has_a_trace_without_entries() -> None:
-    read = read_of({"groups": {"0": [0, 1]}, "traces": [{"version": "2.10"}]}, 1)
-    assert read == RankTrace(1, (GroupTrace("0", "default_pg", (0, 1)),))
-    assert said([trace(0, call(1), ranks=2), read]).startswith("rank 1 never came to all_reduce #1")
-
-
 def test_of_several_groups_that_had_one_name_the_last_counts() -> None:
     def made(*entries: Any) -> list[list[tuple[int, str]]]:
         read = read_of(document(*entries), 0)
@@ -348,11 +336,6 @@ def test_of_several_groups_that_had_one_name_the_last_counts() -> None:
     pair = [each | {"process_group": ["1", "pair"]} for each in old[:2]]
     both = [[(1, "all_reduce"), (2, "all_reduce")]] * 2
     assert made(old[0], pair[0], old[1], pair[1]) == both
-
-
-@pytest.mark.parametrize("made", [None, {"traces": 3}, {"traces": [None, {"entries": []}]}])
-def test_of_what_is_no_trace_nothing_is_known(made: object) -> None:
-    assert read_of(made, 0) is None
 
 
 anything = st.recursive(
@@ -482,14 +465,6 @@ def test_what_is_recorded_is_stronger_than_where_ranks_stand() -> None:
         "rank 1 never came to all_reduce #4 of default_pg (float32 [4]), at /home/u/train.py:12; "
         f"ranks 0, 2 wait in it since {clock(4)}, at /home/u/train.py:12"
     )
-
-
-def test_what_cannot_run_and_timers_are_stronger_still() -> None:
-    lock = (LockWait("a", TRAIN), LockWait("b", TRAIN))
-    others = [stack(0, 4, C10D, TRAIN), stack(1, 3, TRAIN)]
-    assert blame([*others, stack(2, 4, TRAIN, locks=lock)], STALLED).hung == (2,)
-    timer = TimerExpired(2, 7, "x", 1.0, 9)
-    assert blame([*others, stack(2, 4, TRAIN)], timer).hung == (2,)
 
 
 WAITS = Frame("/home/u/train.py", 8, "step", "handle.wait()")

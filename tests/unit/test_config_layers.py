@@ -16,7 +16,6 @@ from lllaunch.config.schema import DEFAULT_PRESET, launcher_node, schema_node
 from lllaunch.errors import ConfigError
 from lllaunch.launch_settings import LAUNCH_FIELDS
 from lllaunch.spec import LaunchSpec, RestartPolicy, WatchdogPolicy
-from tests.unit.launch_nodes import plan_text
 
 HERE = str(Path(__file__).parent)
 
@@ -132,17 +131,3 @@ def test_problems_name_where_the_value_stands() -> None:
         "hydra.launcher.watchdog.stal",
         "launch.max_restarts",
     ]
-
-
-def test_secrets_of_the_launcher_are_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_TOKEN", "hunter2")
-    launcher = {"env": {"HF_TOKEN": "${oc.env:HF_TOKEN}", "X": "${params.x}"}}
-    spec = spec_of(launcher, params={"x": "${oc.env:HF_TOKEN}"})
-    assert spec.env == {"HF_TOKEN": "hunter2", "X": "hunter2"}
-    paths = (("env", "HF_TOKEN"), ("env", "X"))
-    assert spec.sources == dict.fromkeys(paths, "${oc.env:HF_TOKEN}")
-    assert "hunter2" not in plan_text(spec)
-    (line,) = complaints({"env": {"HF_TOKEN": "hf_" + "a1" * 9}})
-    assert line.startswith("hydra.launcher.env.HF_TOKEN: expected a secret to come from the env")
-    hint = "write ${oc.env:HF_TOKEN}; if it is no secret, list hydra.launcher.env.HF_TOKEN in"
-    assert line.endswith(f"{hint} launch.not_secret [secret]")

@@ -105,16 +105,6 @@ def test_a_command_and_its_time_limit(written: Any, expected: Preflight | None) 
     assert spec_of({"preflight": written}).preflight == expected
 
 
-def test_a_program_with_a_slash_is_a_file_where_the_command_was_given(tmp_path: Path) -> None:
-    program = tmp_path / "check"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    spec = spec_of({"preflight": "./check"}, runtime_cwd=str(tmp_path))
-    assert spec.preflight is not None
-    assert spec.preflight.program(spec.runtime_cwd) == f"{tmp_path}/./check"
-    assert Preflight(("env",)).program("/x") == "env"
-
-
 @pytest.mark.parametrize(
     ("written", "planned"),
     [

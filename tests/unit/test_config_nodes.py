@@ -225,16 +225,6 @@ def test_all_that_torchrun_would_take() -> None:
     )
 
 
-@pytest.mark.parametrize("word", ["auto", "AUTO", " auto "])
-def test_auto_without_anything_is_one_node(word: str) -> None:
-    spec = spec_of({"nnodes": word})
-    assert (spec.nodes, spec.nproc, spec.run_id, spec.detected) == (None, 1, "day-time", ())
-    one = {**SLURM, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NODEID": "0"}
-    spec = spec_of({"nnodes": word}, one)
-    assert (spec.nodes, spec.nproc, spec.run_id) == (None, 4, "day-time")
-    assert [each.setting for each in spec.detected] == ["nnodes", "nproc"]
-
-
 def test_where_nothing_is_to_run_nothing_is_looked_up() -> None:
     wrong = {**SLURM, "SLURM_NODEID": "9"}
     spec = spec_of({"nnodes": "auto", "tee": "5:all"}, wrong, here=False)

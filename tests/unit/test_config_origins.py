@@ -181,18 +181,6 @@ def test_an_origin_names_the_package_of_its_group(here: Path) -> None:
     assert places(found(here, "main", "db=three"), "there.host") == ["file conf/db/three.yaml:2"]
 
 
-def test_what_overrides_do(here: Path) -> None:
-    write(here, main="a: {x: 1}\nl: [1, {k: 2}]\nn: null\n")
-    one = found(here, "main", "~a.x", "+a.new=1", "l.1.k=4", "n={deep: {er: 5}}", "+e={}")
-    assert one.of("a.x") is None
-    assert places(one, "a.new") == ["override +a.new=1"]
-    assert places(one, "l[1].k") == ["file conf/main.yaml:2", "override l.1.k=4"]
-    assert places(one, "l[0]") == ["file conf/main.yaml:2"]
-    assert places(one, "n") == ["file conf/main.yaml:3", "override n={deep: {er: 5}}"]
-    assert places(one, "n.deep.er") == ["override n={deep: {er: 5}}"]
-    assert places(one, "e") == ["override +e={}"]
-
-
 def test_below_what_is_merged_into_a_reference_only_that_is_known(here: Path) -> None:
     write(here, main="defaults: [b, _self_]\na: {x: 2}\n", b="a: ${b}\nb: {x: 1, y: {z: 1}}\n")
     one = found(here, "main")

@@ -169,26 +169,3 @@ def test_each_experiment_of_a_sweep_has_its_own_lock(plan: Called, project: Proj
     ended = plan("--diff", "-m", "+exp=a,vision/b")
     assert ended.code == 5
     assert ended.out.count('launch.role: "r" -> "default"') == 2
-
-
-def test_the_jobs_of_a_sweep_are_locked_together(plan: Called, project: Project) -> None:
-    assert plan("--lock", "-m", "+exp=a", "lr=1,2,3").code == 0
-    found = lock(project, "a")
-    assert list(found["plan"]["jobs"]) == [f"+exp=a lr={lr}" for lr in (1, 2, 3)]
-    assert found["command"] == ["-m", "+exp=a", "lr=1,2,3"]
-    ended = plan("--diff", "-m", "+exp=a", "lr=1,2,4")
-    assert ended.code == 5
-    assert ended.out.count("is gone") == 1
-    assert ended.out.count("new, ") == 1
-
-
-@pytest.mark.parametrize("argv", [(), ("-m", "launch.entrypoint=sh,env")])
-def test_what_may_not_run_is_not_locked(
-    argv: tuple[str, ...], plan: Called, project: Project
-) -> None:
-    project.write("conf/lllaunch.yaml", "allow: {programs: [sh]}\n")
-    before = listing(project.root)
-    ended = plan("--lock", "+exp=a", *argv)
-    assert ended.code == 5
-    assert "allow.programs" in ended.err
-    assert listing(project.root) == before
