@@ -87,13 +87,6 @@ def test_error_shows_all_problems():
     )
 
 
-def test_markup_and_long_lines_of_workers_are_left_alone_on_a_terminal(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm-256color")
-    error = FAILED.with_error("[bold]x[/] :smile: " + "y" * 300, 1)
-    text = said(lambda console: console.finished(error), Terminal())
-    assert f"lllaunch: [bold]x[/] :smile: {'y' * 300}" in text
-
-
 @pytest.mark.parametrize(
     ("terminal", "color", "environ", "coloured"),
     [
@@ -133,17 +126,6 @@ def test_ascii_stream_gets_escapes():
     stream = io.TextIOWrapper(raw, encoding="ascii")
     Console(stream, cwd="/").warning("naïve \udcff")
     assert raw.getvalue() == b"lllaunch: warning: na\\xefve \\udcff\n"
-
-
-def test_secrets_are_hidden():
-    def speak(console: Console) -> None:
-        console.hide(lambda text: text.replace("hunter2", "${oc.env:PASSWORD}"))
-        console.warning("login with hunter2")
-        console.finished(FAILED.with_error("no hunter2", 1))
-
-    assert said(speak) == (
-        "lllaunch: warning: login with ${oc.env:PASSWORD}\nlllaunch: no ${oc.env:PASSWORD}\n"
-    )
 
 
 def test_a_quiet_console_says_what_goes_wrong_and_nothing_else() -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from lllaunch.console.report import report_lines
-from lllaunch.events import Exited, Orphan, SpawnerGone, Started, StartFailed
+from lllaunch.events import Exited, Orphan, Started, StartFailed
 from lllaunch.linux.cgroup import Memory
 from lllaunch.run.excerpts import Excerpt
 from lllaunch.run.judge import judge_attempt, summarize
@@ -168,15 +168,6 @@ def test_stderr_that_is_not_redirected_or_cannot_be_read_is_said_to_be_so():
     path = "outputs/2024-05-01/12-00-00/attempt_0/0/stderr.log"
     text = shown(outcome(attempt(worker(0, 1))))
     assert f"    Its stderr cannot be read: {path}\n" in text
-
-
-def test_spawner_killed():
-    died = SpawnerGone(7, -9)
-    lost = "were lost: the process that forks workers (pid 7) died, SIGKILL"
-    found = outcome(attempt(worker(0), worker(1), died=died, died_ns=T0 + S))
-    text = shown(found)
-    assert f"  Root cause: all workers (attempt 0) {lost}\n    Why (possible): " in text
-    assert "  Workers:\n    ranks 0-1  ended with the process that forks workers\n" in text
 
 
 def test_program_that_is_not_executable():

@@ -17,10 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from lllaunch.console.console import Console
 from lllaunch.console.stream import KEPT, Outlet
 from lllaunch.console.sweep import Board, SweepConsole
-from lllaunch.errors import OutputError
 from lllaunch.sweep.protocol import JobPrinted, Tick
 from lllaunch.workers.terminal import Destination
 
@@ -164,28 +162,6 @@ def test_a_reader_that_went_away_is_told_at_once(line: Line) -> None:
 
 
 # The console's two bounds
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_only_the_last_message_waits_at_a_console_known_to_take_nothing(
-    line: Line, monkeypatch: pytest.MonkeyPatch, waits: bool
-) -> None:
-    line.fill()
-    asked: list[float] = []
-    console = Console(line.stream, cwd="/", patience=MOMENT, last_patience=2 * MOMENT)
-    console.warning("first")
-    real = Outlet._ready
-
-    def note(outlet: Outlet, channel, deadline: float) -> bool:
-        asked.append(deadline - outlet._clock())
-        return real(outlet, channel, deadline)
-
-    monkeypatch.setattr(Outlet, "_ready", note)
-    if waits:
-        console.refused(str(OutputError("/run", "odd")))
-    else:
-        console.warning("odd")
-    assert [left > 0 for left in asked] == [waits]
 
 
 def test_a_message_stands_between_the_lines_of_another_writer_and_in_none() -> None:

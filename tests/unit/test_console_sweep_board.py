@@ -293,20 +293,3 @@ def test_how_long_it_will_take_is_told_when_a_job_has_ended() -> None:
     assert of.left(0.5) == pytest.approx(0.5, rel=0.02)
     said(of, *ends(1), now=100.0)
     assert of.left(100.0) == pytest.approx(100.0, rel=0.02)
-
-
-def test_the_best_objective_stands_below_the_header_with_its_job() -> None:
-    known = Objectives("minimize")
-    of = Board("multirun/1", 9, overrides, common={"+exp=resnet"}, objectives=known)
-    for number, value in enumerate([0.5, 0.25, 0.75]):
-        begun(of, number, lease=Lease())
-        said(of, *ends(number, objective=value))
-    rows = shown(of, lines=20)
-    assert rows[1] == "best 0.25 of job 1 (lr=0.01 seed=1)"
-    assert rows[2].split()[-1] == "value"
-    assert [row.split()[-1] for row in rows[3:6]] == ["0.75", "0.25", "0.5"]
-    assert shown(of, columns=34, lines=20)[1] == "best 0.25 (job 1)"
-    # without a direction nobody knows which is better
-    of.objectives.direction = None
-    row = shown(of, columns=110, lines=20)[1]
-    assert row == "lowest 0.25 of job 1 (lr=0.01 seed=1), highest 0.75 of job 2 (lr=0.001 seed=2)"

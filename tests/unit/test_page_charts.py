@@ -111,25 +111,6 @@ def test_a_curve_lies_where_its_points_are() -> None:
     assert [known[each] for each in ids] == ["What it shows", "and what that means"]
 
 
-def test_lanes_lie_in_time() -> None:
-    spans = [ChartSpan(0, 50, "run failed", "ran"), ChartSpan(50, 100, "grace", "<", label="w")]
-    rows = [
-        ChartLane("", title="attempt 0"),
-        ChartLane("rank 0", spans, [ChartMark(25, "finding", "hung")], "failed"),
-    ]
-    root = drawn(charts.lanes(NAME, rows, Axis(unit="duration")))
-    first = next(each for each in root.iter("rect") if each.get("class") == "span run failed")
-    assert (first.get("x"), first.get("width"), first.get("y")) == ("0%", "50%", "27")
-    assert [each.text for each in first] == ["ran"]
-    second = next(each for each in root.iter("svg") if each.get("x") == "50%")
-    assert second.get("width") == "50%"
-    mark = next(each for each in root.iter("svg") if each.get("class") == "at" and each.get("x"))
-    assert (mark.get("x"), mark.get("y")) == ("25%", "34")
-    words = "".join(root.itertext())
-    assert "✕ failed" in words
-    assert "attempt 0" in words
-
-
 @settings(max_examples=50)
 @given(st.lists(st.tuples(ANY, ANY), max_size=10), st.booleans())
 def test_points_and_lanes_can_be_drawn_whatever_they_hold(

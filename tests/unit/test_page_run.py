@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
-from msgspec import structs
 from support.ends import ended_by_launcher
 from support.left import SECOND, T0, LeftRun, write_lines
 from support.pages import Seen
@@ -33,7 +31,7 @@ from lllaunch.run.result import (
     Victim,
 )
 from lllaunch.watchdog.evidence import Frame, RankStack
-from lllaunch.watchdog.findings import Asked, Stalled
+from lllaunch.watchdog.findings import Asked
 
 EVIL = "<script>alert(1)</script>&amp;\"'\x1b[31m\x00\ud800"
 
@@ -138,25 +136,6 @@ def test_whatever_stands_in_the_files_is_text(left: LeftRun) -> None:
     assert "alert(1)" in Seen(page).text
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (b'{"version": 1, "state": "fai', "is not JSON"),
-        (b"[]", "is not a JSON object"),
-        (b'{"version": 7}', "of version 7"),
-        (
-            b'{"version": 1, "state": "failed", "exit_code": 3, "attempts": [{}, 7]}',
-            "at $.attempts[1]",
-        ),
-        (b'{"version": 1, "state": "new", "exit_code": 9, "attempts": []}', "at $.state"),
-    ],
-)
-def test_a_result_of_any_make_makes_a_page(left: LeftRun, text: bytes, said: str) -> None:
-    write_lines(left.path / "events.jsonl", [event(0, "StartWorkers", attempt=0), started(1, 0)])
-    left.result.write_bytes(text)
-    assert said in Seen(page_of(left.path)).text
-
-
 def test_a_run_without_an_end_says_how_far_it_came(left: LeftRun) -> None:
     (left.path / "events.jsonl").write_bytes(b'{"type": "StartWor\n\xff\n')
     assert "its launcher was killed" in Seen(page_of(left.path)).text
@@ -168,43 +147,9 @@ def test_a_run_without_an_end_says_how_far_it_came(left: LeftRun) -> None:
     assert [value and float(value) for _, value in row[-2:]] == [1 << 30, 7]
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
-    max_leaves=8,
-)
-
-
 def stack(rank: int, function: str) -> RankStack:
     frames = (Frame("/home/me/train.py", 40 + rank, function, "wait()"),)
     return RankStack(rank=rank, path="", frames=frames)
-
-
-@pytest.mark.parametrize(
-    ("hung", "waiting", "said"),
-    [
-        ((1,), (0, 2), "[0,2] sync (/home/me/train.py:40)"),
-        ((), (), "Nobody stands out. Where the workers were"),
-    ],
-)
-def test_a_hang_says_who_hangs_and_who_only_waits(
-    left: LeftRun, hung: tuple[int, ...], waiting: tuple[int, ...], said: str
-) -> None:
-    finding = Stalled((0, 1, 2), 600.0, "group")
-    stacks = {0: stack(0, "sync"), 1: stack(1, "load"), 2: stack(0, "sync")}
-    standing = tuple(structs.replace(each, rank=rank) for rank, each in stacks.items())
-    found = Hang(finding, T0 + SECOND, T0, hung=hung, waiting=waiting, standing=standing)
-    root = RootCause(0, None, None, finding, T0, hang=found)
-    workers = (left.worker(rank, ended_by_launcher(-15)) for rank in range(3))
-    left.ends("failed", 4, left.attempt(*workers, root=root), root_cause=root)
-    text = Seen(page_of(left.path)).text
-    assert said in text
-    if hung:
-        assert "Rank 1 was here" in text
-        assert "train.py:41 in load: wait()" in text
-    assert "stalled: no output, no CPU use and no heartbeat for 10 min" in text
 
 
 def test_a_run_that_a_signal_ended_says_where_it_stood(left: LeftRun) -> None:

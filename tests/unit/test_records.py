@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import fcntl
-import itertools
 import json
 import os
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,15 +23,12 @@ from lllaunch.results.locate import (
     jobs_of,
     list_entries,
     locate,
-    newest,
     roots_of,
 )
 from lllaunch.results.store import (
     find,
-    look,
     plain,
     read_overrides,
-    read_run,
 )
 from lllaunch.results.sweeps import SweepFiles
 from lllaunch.run.directory import LOCK_NAME
@@ -180,22 +175,6 @@ def test_without_a_result_a_run_runs_or_its_launcher_died(tmp_path: Path):
     # artifacts that were copied without hidden files
     (tmp_path / LOCK_NAME).unlink()
     assert entry_of(next(find(str(tmp_path)))).state == "died"
-
-
-def test_progress_is_seen_where_the_file_server_is_ahead(tmp_path: Path):
-    now = time.time_ns()
-    worker = {"step": 5, "total": 10}
-    record = json.dumps({"time": now / 1e9, "attempt": 0, "ranks": {"0": worker}})
-    write(tmp_path / "plan.yaml", "launch: {}\n", now + 30 * S)
-    write(tmp_path / "samples.jsonl", f"{record}\n", now + 31 * S)
-    write(tmp_path / LOCK_NAME)
-    with held(tmp_path / LOCK_NAME):
-        entry, _ = read_run(locate(str(tmp_path)))
-        assert entry.progress is not None
-        assert entry.progress.step == 5
-        # what is older than the plan is of an earlier run
-        os.utime(tmp_path / "samples.jsonl", ns=(now, now))
-        assert read_run(locate(str(tmp_path)))[0].progress is None
 
 
 @pytest.mark.parametrize(
@@ -389,43 +368,6 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(os, "open", counting)
     return names
-
-
-def test_a_few_of_thousands_are_read_alone_and_all_from_their_results_alone(
-    tmp_path: Path, opened: list[str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.chdir(tmp_path)
-    for number in range(50):
-        run(tmp_path / "outputs" / str(number), result(at=T0 + number * S), T0 + number * S)
-    opened.clear()
-    first, second = itertools.islice(newest([str(tmp_path)]), 2)
-    assert [os.path.basename(entry.path) for entry in (first, second)] == ["49", "48"]
-    assert opened == ["result.json"] * 2
-    opened.clear()
-    assert locate("latest").path.endswith("outputs/49")
-    assert len(opened) < 10
-    opened.clear()
-    entries = list_entries([str(tmp_path)])
-    assert opened == ["result.json"] * 50
-    assert entries[0].overrides == ("+exp=a", "params.lr=0.1")
-    assert opened[50:] == ["overrides.yaml"]
-
-
-def test_what_is_no_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(tmp_path)
-    run(tmp_path, result())  # above what is asked for
-    (tmp_path / "conf").mkdir()
-    write(tmp_path / "conf" / "a.yaml")
-    for name, reason in (
-        ("conf", "is not the directory of a run or a sweep"),
-        ("conf/a.yaml", "is not the directory of a run or a sweep"),
-        ("gone", "does not exist; 'python -m lllaunch ls'"),
-        ("latest", "^no runs found in outputs/ or multirun/$"),
-    ):
-        with pytest.raises(NoSuchRun, match=reason) as caught:
-            locate(name)
-        assert caught.value.exit_code == 2
-    assert look(str(tmp_path / "conf")) is None
 
 
 # What `show` takes for the plan

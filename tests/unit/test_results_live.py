@@ -14,7 +14,7 @@ import pytest
 from support.left import LeftSweep
 
 from lllaunch.locks import lock_directory
-from lllaunch.results import history, live, store
+from lllaunch.results import history
 from lllaunch.results.history import AppendedLines
 from lllaunch.results.live import LiveReader, LiveView, sweep_left
 from lllaunch.results.store import ListEntry
@@ -260,45 +260,6 @@ def test_what_lives_and_what_has_ended_of_late(tmp_path: Path, run: Path) -> Non
         end(begun(tmp_path / "b" / str(number)), ago=30 * number)
     rows = LiveReader().everything([str(tmp_path)]).rows
     assert [os.path.basename(row.path) for row in rows] == ["run", *"01234"]
-
-
-def test_a_run_that_was_killed_is_seen_as_such(tmp_path: Path, hold: Locks) -> None:
-    run = begun(tmp_path / "run")
-    release = hold(run)
-    reader = LiveReader()
-    assert reader.everything([str(tmp_path)]).rows[0].state == "running"
-    # its last event is when it was seen alive
-    events(run, {"type": "X", "time_ns": time.time_ns()})
-    release()
-    assert reader.everything([str(tmp_path)]).rows[0].state == "died"
-
-
-def test_what_has_not_changed_is_not_read_again(
-    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(20):
-        end(begun(tmp_path / "over" / str(number)), ago=100)
-    sample(run, r0={"step": 5})
-    reader = LiveReader()
-    reader.everything([str(tmp_path)])
-    # what changed a moment ago is looked at until its time is old enough to tell
-    monkeypatch.setattr(live, "_SETTLED", -1.0)
-    first = reader.everything([str(tmp_path)])
-    read: list[str] = []
-
-    def noted(path: str, real: Any = store.load_json) -> Any:
-        read.append(path)
-        return real(path)
-
-    monkeypatch.setattr(store, "load_json", noted)
-    monkeypatch.setattr(live, "contents_of", lambda path: pytest.fail(f"looked into {path}"))
-    monkeypatch.setattr(live, "sample_of", lambda path: pytest.fail("read a sample again"))
-    again = reader.everything([str(tmp_path)])
-    assert read == []
-    assert [row.key for row in again.rows] == [row.key for row in first.rows]
-    monkeypatch.undo()
-    sample(run, r0={"step": 6})
-    assert reader.everything([str(tmp_path)]).rows[0].step == 6
 
 
 # Sweeps

@@ -197,20 +197,6 @@ def test_what_left_the_queue_without_a_result(
     assert (found.state, found.exit_code, found.root_cause) == (state, code, cause)
 
 
-def test_attempts_are_those_of_all_starts(fake: FakeSlurm) -> None:
-    path = submitted("run", STARTED, PREEMPTED, STARTED)
-    fake.add("7", "RUNNING")
-    for name in ("attempt_0", "attempt_1"):
-        os.makedirs(os.path.join(path, name))
-    assert entry(path).attempts == 2
-    # each node has them in a directory of its own
-    path = submitted("other", STARTED, job="8")
-    fake.add("8", "RUNNING")
-    for name in ("node_0/attempt_0", "node_0/attempt_1", "node_1/attempt_1"):
-        os.makedirs(os.path.join(path, name))
-    assert entry(path).attempts == 2
-
-
 def test_what_nodes_have_in_a_run_is_no_run(fake: FakeSlurm) -> None:
     path = submitted("run", STARTED)
     os.makedirs(os.path.join(path, "node_0"))
@@ -554,20 +540,3 @@ def test_stop_of_one_of_a_pack_ends_no_other(
     append(paths[1], BatchEnded(0))
     assert stop.stop([paths[0]]) == 0
     assert fake.cancelled == [(["7_0"], None)]
-
-
-def test_wait_looks_again_at_what_is_gone_without_a_word(
-    fake: FakeSlurm, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = submitted("run", STARTED, Requeued("preempted", "lllaunch"))
-    ended(path)
-
-    def over() -> None:
-        append(path, STARTED)
-        append(path, BatchEnded(3))
-        ended(path, state="failed", exit_code=3)
-        fake.jobs.clear()
-
-    fake.then = [lambda: fake.add("7", "PENDING"), over]
-    assert stop.wait(["run"]) == 3
-    assert capsys.readouterr().out.startswith("run: failed, exit code 3")

@@ -178,27 +178,6 @@ def laid_out(timeline: SweepTimeline) -> list[tuple[str, str, list[int]]]:
 BEGUN = (0, Header("s", "1", slots=Lease(("10", "2"), (0, 1))))
 
 
-def test_each_try_has_its_own_time_fate_and_lease() -> None:
-    timeline = of(
-        BEGUN,
-        (1, ComposedRecord(0, ("lr=1", "token=hf_abcabcabcabcabcabc1"), "0", None)),
-        (2, StartedRecord(0, lease=Lease(("10",)))),
-        (4, EndedRecord(0, 0, Result("failed", 3, "rank 0: no", 2.0))),
-        (5, StartedRecord(0, 1, Lease(("2",)))),
-        (9, EndedRecord(0, 1, Result("succeeded", 0, "", 4.0, "0.5"))),
-        (9, OverRecord(0)),
-    )
-    assert told(timeline) == [(0, 0, 2.0, 4.0, "failed"), (0, 1, 5.0, 9.0, "succeeded")]
-    failed, succeeded = timeline.tries
-    assert (failed.exit_code, failed.root_cause, failed.objective) == (3, "rank 0: no", None)
-    assert succeeded.objective == 0.5
-    assert succeeded.overrides[0] == "lr=1"
-    assert "abc" not in str(succeeded.overrides)
-    # GPUs are in the order of their numbers
-    assert laid_out(timeline) == [("gpu", "2", [0]), ("gpu", "10", [0])]
-    assert (timeline.start_ns, timeline.end_ns, timeline.over) == (START, START + 9 * 10**9, True)
-
-
 def test_what_was_running_when_the_launcher_was_gone_is_lost_and_starts_anew() -> None:
     timeline = of(
         BEGUN,
