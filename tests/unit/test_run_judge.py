@@ -56,8 +56,6 @@ from lllaunch.spec import Entrypoint, LaunchSpec
 from lllaunch.supervisor.machine import (
     GroupEnd,
     SignalWorkers,
-    StacksTaken,
-    WatchdogFired,
     fault_of,
 )
 from lllaunch.watchdog.evidence import (
@@ -534,9 +532,6 @@ def test_failure_before_the_finding_is_the_root_cause():
     assert own(found.workers[0]) == ended_by_launcher(-15, 15)
 
 
-AT = T0 + int(FIRED * S)
-
-
 @pytest.mark.parametrize(
     ("one", "fate"),
     [
@@ -555,21 +550,6 @@ def test_where_one_hangs_what_became_of_each_is_told(one, fate):
     found = judge_attempt(hung(ALL, Blame((1,), (0, 2)), *workers))
     assert found.root_cause.rank == 11
     assert own(found.workers[one.local_rank]) == fate
-
-
-@pytest.mark.parametrize(
-    ("finding", "workers", "more", "fate"),
-    [
-        # they wait for a preload when time is over
-        (TimedOut(60.0), (WorkerRecord(0, 10), WorkerRecord(1, 11)), {}, NotStarted()),
-        # the spawner died while stacks were taken
-        (TIMER, (asked(0, None), asked(1, None)), {"died": SpawnerGone(7, -9)}, Lost()),
-    ],
-)
-def test_finding_is_the_root_cause_though_nothing_is_known_of_workers(finding, workers, more, fate):
-    found = judge_attempt(hung(finding, None, *workers, died_ns=AT + S, **more))
-    assert found.root_cause.cause == finding
-    assert [own(each) for each in found.workers] == [fate, fate]
 
 
 def test_attempt_that_all_end_well_before_anything_is_done_about_it_succeeded():
@@ -671,32 +651,6 @@ def noted(nproc: int = 2, read=lambda: UNKNOWN) -> RunObserver:
     for rank in range(nproc):
         recorder.observe(Started(rank, 100 + rank, T0))
     return recorder
-
-
-def test_finding_before_an_attempt_or_while_it_is_being_ended_is_not_its():
-    recorder = noted()
-    recorder.observe(SignalWorkers(15, "signal"))
-    before = observer()
-    for each in (recorder, before):
-        each.observe(WatchdogFired(LIMIT, "hang", whole_run=True))
-        assert each.limit == LIMIT
-    assert recorder.latest().hang is None
-    assert before.latest() is None
-
-
-def test_first_finding_and_its_stacks_are_kept_with_their_files():
-    recorder = noted()
-    recorder.observe(WatchdogFired(ALL, "hang"))
-    # the first one counts
-    recorder.observe(WatchdogFired(TIMER, "hang"))
-    stacks = (RankStack(0, "/run/attempt_0/0/stacks.txt"), RankStack(1))
-    recorder.observe(StacksTaken(stacks, Blame((1,), (0,)), ALL))
-    record = recorder.latest()
-    assert (record.hang.finding, list(record.hang.stacks)) == (ALL, [10, 11])
-    assert (record.hang.hung, record.hang.waiting) == ((11,), (10,))
-    assert record.hang.time_ns >= record.started_ns
-    files = [each.files.stacks for each in record.workers]
-    assert files == ["/run/attempt_0/0/stacks.txt", ""]
 
 
 # In what way a worker failed

@@ -153,20 +153,6 @@ def test_that_the_disk_of_the_logs_was_full_is_known_also_of_who_was_sent_a_sign
     assert [type(cause) for cause in causes] == [DiskFull, DiskFull, DiskFull, NoneType]
 
 
-def test_error_files_are_read_of_failed_workers_only_and_without_secrets(tmp_path):
-    path = tmp_path / "attempt_3"
-    for rank in range(2):
-        (path / str(rank)).mkdir(parents=True)
-        (path / str(rank) / "error.json").write_text('{"message": "token hunter2"}')
-    recorder = observer(lambda text: text.replace("hunter2", "***"))
-    recorder.begin(attempt(str(path)))
-    recorder.observe(Exited(0, 500, 0, T0))
-    recorder.observe(Exited(1, 501, 1, T0))
-    first, second = recorder.records()[0].workers
-    assert first.error is None
-    assert second.error.message == "token ***"
-
-
 # What the user is told
 
 
@@ -283,21 +269,6 @@ def test_timer_that_expires(tmp_path):
     ]
     types = [json.loads(line)["type"] for line in (tmp_path / "events.jsonl").open()]
     assert types[4:7] == ["WatchdogFired", "TakeStacks", "StacksTaken"]
-
-
-@pytest.mark.parametrize(
-    "events",
-    [
-        (SignalWorkers(15, "failure"), WatchdogFired(TIMER, "hang")),
-        # the kernel killed one for want of memory; workers hang in the kernel
-        (Exited(0, 500, -9, T0), SignalWorkers(15, "oom")),
-        (WorkersStuck(), SignalWorkers(15, "hang")),
-    ],
-)
-def test_what_the_attempt_does_not_end_for_and_what_the_watchdog_did_not_find_is_not_said(
-    tmp_path, events
-):
-    assert said(tmp_path, *events) == []
 
 
 FAILURE = Exited(1, 501, 7, T0 + 5)

@@ -17,7 +17,6 @@ from lllaunch.heartbeats import RESULT_FILE, report
 from lllaunch.run.excerpts import (
     INLINE_LIMIT,
     clean_lines,
-    complete,
     find_return_value,
     read_error,
     read_forward_call,
@@ -122,17 +121,6 @@ def test_value_is_never_unpickled_and_a_type_that_is_not_told_is_unknown(tmp_pat
     assert find_return_value(str(tmp_path)).type_name == "unknown"
 
 
-def test_a_value_beside_what_was_reported_is_found(tmp_path):
-    worker = tmp_path / "0"
-    worker.mkdir()
-    write(worker / "return.pkl", b"12345")
-    write(worker / "return.json", "0.5")
-    write(worker / "return.meta.json", json.dumps({"type": "float", "json": False}))
-    attempt = AttemptResult(path=str(tmp_path), state="succeeded", workers=(Succeeded(),))
-    result = complete(RunResult("succeeded", 0, str(tmp_path), attempts=(attempt,)), None, str)
-    assert result.return_values == {0: ReturnValue(str(worker / "return.pkl"), 5, "float", "0.5")}
-
-
 def test_small_json_value_is_inlined(tmp_path):
     write(tmp_path / "return.pkl", b"12345")
     write(tmp_path / "return.json", '{"acc": 0.5}')
@@ -142,19 +130,6 @@ def test_small_json_value_is_inlined(tmp_path):
     told = document(RunResult("succeeded", 0, str(tmp_path), return_values={3: found}))
     assert told["return_values"] == {
         "3": {"path": "return.pkl", "size": 5, "type": "dict", "value": {"acc": 0.5}}
-    }
-
-
-def test_value_that_is_no_json_is_told_by_path_size_and_type(tmp_path):
-    write(tmp_path / "return.pkl", b"x" * 1000)
-    write(tmp_path / "return.meta.json", '{"type": "torch.Tensor"}')
-    found = find_return_value(str(tmp_path))
-    assert found == ReturnValue(str(tmp_path / "return.pkl"), 1000, "torch.Tensor")
-    told = document(RunResult("succeeded", 0, str(tmp_path), return_values={0: found}))
-    assert told["return_values"]["0"] == {
-        "path": "return.pkl",
-        "size": 1000,
-        "type": "torch.Tensor",
     }
 
 

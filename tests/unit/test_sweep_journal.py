@@ -42,7 +42,6 @@ from lllaunch.sweep.journal import (
     StartedRecord,
     decode,
     encode,
-    read_configs,
     read_journal,
 )
 from lllaunch.sweep.objective import (
@@ -240,16 +239,6 @@ def test_every_record_is_one_write_and_one_fsync(tmp_path, monkeypatch) -> None:
     assert found == [HEADER, COMPOSED, STARTED, ENDED, SKIPPED]
 
 
-def test_the_last_config_of_a_job_is_found(tmp_path) -> None:
-    journal = Journal.create(str(tmp_path / JOURNAL), HEADER)
-    journal.append(COMPOSED)
-    journal.append(structs.replace(COMPOSED, job=1, config=None))
-    journal.append(structs.replace(COMPOSED, config={"params": {"lr": 0.2, "ü": [1.0, 1]}}))
-    journal.close()
-    found = read_configs(journal.path, {0, 1, 2})
-    assert found == {0: {"params": {"lr": 0.2, "ü": [1.0, 1]}}, 1: None}
-
-
 SECOND = 1_000_000_000
 T0 = 1_700_000_000 * SECOND
 FIRST = Header("day-time", "0.1.0", ("lr=1,2",))
@@ -264,15 +253,6 @@ def composed(job: int) -> ComposedRecord:
 
 def history(*records: Record) -> SweepHistory:
     return SweepHistory(JournalEntry(T0 + i * SECOND, record) for i, record in enumerate(records))
-
-
-def test_a_job_composed_again_begins_anew_but_its_tries_count() -> None:
-    known = history(FIRST, composed(0), StartedRecord(0), EndedRecord(0, 0, BAD), Resumed("0.1.0"))
-    again = structs.replace(composed(0), fingerprint="e" * 64)
-    known.add(T0, again)
-    job = known.jobs[0]
-    assert (job.state, job.tries, job.result, job.fingerprint) == ("composed", 1, None, "e" * 64)
-    assert known.known.resumes == 1
 
 
 def test_what_a_launcher_says_of_the_whole_sweep_lasts_until_another_says_more() -> None:
@@ -451,24 +431,6 @@ def test_the_result_of_a_job_that_was_never_started_is_somebody_elses(tmp_path: 
     ]
     found = read_results(str(tmp_path), jobs)
     assert [number for number, job in found.items() if job.finished] == [1]
-
-
-def test_of_jobs_in_one_directory_the_last_one_has_the_result(tmp_path: Path) -> None:
-    result_json(tmp_path / "one")
-    result_json(tmp_path)  # is of no job
-    jobs = [
-        JobHistory(0, directory="one", started_ns=T0 - 1 * SECOND),
-        JobHistory(1, directory="one", started_ns=T0 - 3 * SECOND, **structs.asdict(BAD)),
-        JobHistory(2, directory="one", started_ns=T0 - 2 * SECOND),
-        JobHistory(3, directory="", started_ns=T0 - 1 * SECOND, **structs.asdict(GOOD)),
-        JobHistory(4, directory="", started_ns=T0 - 1 * SECOND),
-    ]
-    found = read_results(str(tmp_path), jobs)
-    assert {job.job: job.result.state for job in found.values() if job.result} == {
-        0: "succeeded",
-        1: "failed",
-        3: "succeeded",
-    }
 
 
 def test_a_result_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:

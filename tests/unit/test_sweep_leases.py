@@ -315,19 +315,6 @@ def test_a_job_keeps_what_it_was_given_and_what_it_executes_nothing(launchers: T
     assert other.acquire(gpus("a")) is None
 
 
-def test_a_watch_wakes_when_the_slot_is_released(launchers: Two) -> None:
-    one, other = launchers
-    one.acquire(gpus("a", "b"))
-    watch = other.watch(gpu("a"))
-    one.release(gpus("b"))
-    assert not ready(watch)
-    one.release(gpus("a"))
-    assert ready(watch)
-    watch.close()
-    assert other.acquire(gpus("a")) is None
-    assert not ready(one.watch(gpu("a")))
-
-
 def test_what_the_system_refuses_is_told(launchers: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     class Refusing(socket.socket):
         def bind(self, address: object) -> None:

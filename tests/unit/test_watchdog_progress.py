@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from lllaunch.spec import ProgressLimit
 from lllaunch.watchdog.bars import Captured, OtherOutput, Shown
 from lllaunch.watchdog.findings import NotFinite, ProgressMissing, Unchanged, is_of_all, limit_of
 from lllaunch.watchdog.progress import (
-    GrowingFile,
     Progress,
     ProgressDetector,
     ProgressReader,
@@ -305,22 +303,6 @@ def test_a_line_of_a_trainer_has_no_placeholders() -> None:
 
 
 # Read from files and memory
-
-
-def test_a_file_is_read_once_as_it_grows(tmp_path: Path) -> None:
-    path = tmp_path / "stdout.log"
-    file = GrowingFile(str(path))
-    assert file.new() == (b"", False)
-    path.write_bytes(b"one ")
-    assert file.new() == (b"one ", False)
-    assert file.new() == (b"", False)
-    with path.open("ab") as stream:
-        stream.write(b"two three")
-    assert file.new(5) == (b"three", True)
-    path.write_bytes(b"new")
-    assert file.new() == (b"new", False)
-    os.unlink(path)
-    assert file.new() == (b"", False)
 
 
 def test_what_is_said_and_what_is_printed_are_seen_in_one_look(

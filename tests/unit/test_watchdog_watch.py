@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +21,6 @@ from lllaunch.supervisor.watchdog import WatchdogDriver
 from lllaunch.testing import FakeClock
 from lllaunch.watchdog.findings import HeartbeatLost, OverMemory, Silent, Stalled, TimedOut
 from lllaunch.watchdog.sampling import Sample, Sampler, Usage
-from lllaunch.watchdog.scratch import remove_left
 
 MIB = 1 << 20
 FILES = {0: "/no/stdout", 1: "/no/stdout"}
@@ -234,17 +231,6 @@ def test_a_heartbeat_must_go_on_once_it_has_begun(play: Play) -> None:
     assert watch.after(1000.0) == []
 
 
-def test_a_first_heartbeat_is_noticed_though_nothing_else_wakes_the_launcher(play: Play) -> None:
-    watch = play(WatchdogPolicy(heartbeat=300.0))
-    asleep = watch.next_in()
-    assert asleep is not None
-    watch.beat(1)
-    watch.clock.advance(asleep)
-    assert watch.reports() == []
-    (found,) = watch.after(300.0 - asleep + 1.0)
-    assert isinstance(found, HeartbeatLost)
-
-
 def test_silence_is_that_of_all_workers_however_busy(play: Play) -> None:
     watch = play(
         WatchdogPolicy(silence=300.0, warmup=100.0), stdouts=FILES, stderrs={**FILES, 0: ""}
@@ -282,14 +268,6 @@ def test_samples_are_taken_where_nothing_is_watched(play: Play) -> None:
     assert watch.sampler.asked == 1
     del watch.pids[0]
     assert set(watch.sample(5.0).workers) == {1}
-
-
-def test_of_a_worker_that_has_not_started_or_has_ended_there_is_no_sample(play: Play) -> None:
-    watch = play(WatchdogPolicy(), samples=5.0, parent=100)
-    assert set(watch.sample(5.0).workers) == {1}
-    # not reaped yet
-    watch.sampler.usages = {1: Usage(3.0, 0, "Z", (101,))}
-    assert watch.after(100.0) == []
 
 
 def test_while_the_group_ends_there_are_samples_and_nothing_else(play: Play) -> None:
@@ -369,21 +347,3 @@ def test_places_that_killed_launchers_left_are_removed_by_the_next(
     assert {*tmp_path.iterdir()} == before - {left}
     used.close()
     assert {*tmp_path.iterdir()} == {users, young}
-
-
-def test_what_a_killed_process_leaves_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    text = (
-        "import os, signal; from lllaunch.watchdog.scratch import Scratch; s = Scratch(); "
-        "open(s.file('timers'), 'w').close(); os.kill(os.getpid(), signal.SIGKILL)"
-    )
-    environ = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", text], env=environ) as process:
-        pass
-    assert len(os.listdir(tmp_path)) == 1
-    remove_left(process.pid + 1)
-    assert len(os.listdir(tmp_path)) == 1
-    remove_left(process.pid)
-    assert os.listdir(tmp_path) == []
