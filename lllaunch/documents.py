@@ -152,7 +152,7 @@ def signal_name(signum: int) -> str:
 # Writing
 
 
-_LEFT_OUT = object()
+ABSENT = msgspec.UNSET  # stands where there is no value; null is one
 
 
 class _Field(NamedTuple):
@@ -176,7 +176,7 @@ _WRITERS: Mapping[str, Callable[[Any, str], Any]] = {
     "RunPath": _write_path,
     "SignalNumber": lambda value, _: None if value is None else signal_name(value),
     "Text": lambda value, _: value or None,
-    "JsonText": lambda value, _: _LEFT_OUT if value is None else json.loads(value),
+    "JsonText": lambda value, _: ABSENT if value is None else json.loads(value),
 }
 
 
@@ -251,7 +251,7 @@ class Plain:
                 continue
             if field.write is not None:
                 given = field.write(given, self._root)
-            if given is not _LEFT_OUT:
+            if given is not ABSENT:
                 found[field.key] = self._item(field.name, given)
         return found
 
@@ -272,9 +272,9 @@ class Plain:
         return self(value)
 
 
-def encode_record(value: Any, redact: Callable[[str], str] = str) -> bytes:
+def encode_record(value: Any) -> bytes:
     """Return a record, or what holds some, as a line of JSON without its end."""
-    return json.dumps(Plain(redact)(value)).encode()
+    return json.dumps(Plain()(value)).encode()
 
 
 # Reading
@@ -375,11 +375,13 @@ def _signal_number(name: str) -> int:
 
 WIDEST = 200  # characters of a value that is shown, unless somebody wants it shorter
 _PLAIN_KEY = re.compile(r"[^\W\d][\w-]*")
-ABSENT = msgspec.UNSET  # stands where there is no value; null is one
 
 
-class Change(NamedTuple):
-    """One value that differs; a missing side is `ABSENT`."""
+class Change(Record, frozen=True):
+    """One value that differs; a missing side is `ABSENT`, and is not written."""
+
+    DERIVED = ("key", "kind")
+    BESIDE = frozenset({"path"})
 
     path: tuple[Any, ...]  # keys of mappings, and places in lists
     old: Any
@@ -438,19 +440,6 @@ def text_lines(
     shown = [change.text(widest) for change in changes[:most]]
     more = len(changes) - len(shown)
     return [*shown, f"... and {more} more"] if more else shown
-
-
-def changes_as_json(changes: Iterable[Change]) -> list[dict[str, Any]]:
-    """Returns a difference as JSON.
-
-    Objects with ``key``, ``kind``, and ``old`` and ``new`` where there is such a value.
-    """
-    found = []
-    for change in changes:
-        sides = {"old": change.old, "new": change.new}
-        told = {name: Plain()(value) for name, value in sides.items() if value is not ABSENT}
-        found.append({"key": change.key, "kind": change.kind, **told})
-    return found
 
 
 def dotted(path: Iterable[Any]) -> str:

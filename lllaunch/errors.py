@@ -147,11 +147,8 @@ class Unfit(ValueError):
         self, expected: str = "", hint: str = "", detail: str = "", *, message: str = "", code: Code
     ) -> None:
         super().__init__(expected or message, hint, detail)
-        self.expected = expected
-        self.hint = hint
-        self.detail = detail
-        self.message = message
-        self.code: Code = code
+        self.expected, self.hint, self.detail = expected, hint, detail
+        self.message, self.code = message, code
 
     def at(self, key: str, value: str, *, secret: bool = False) -> Diagnostic:
         """Return what is wrong with the value of a key; of a ``secret`` nothing is quoted."""

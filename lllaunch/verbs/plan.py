@@ -40,7 +40,7 @@ from lllaunch.config.fields import Findings
 from lllaunch.config.plan import dump_yaml, essential, plan_node
 from lllaunch.config.read import watching
 from lllaunch.config.tree import leaf_items
-from lllaunch.documents import Change, Plain, changes_as_json, differences, text_lines
+from lllaunch.documents import Change, Plain, differences, text_lines
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
 from lllaunch.files import naming, write_atomic
 from lllaunch.review.annotated import annotated, comment_rows, origin_json, origin_text
@@ -103,7 +103,7 @@ def _show_difference(
             missing = Diagnostic("no-lock", path, "", message)
             raise PlanRefused(problems=(missing,), renew=renew_command(words))
         changes = differences(read_lock(path).plan, plan)
-        found.append({"lock": path, "changes": changes_as_json(changes)})
+        found.append({"lock": path, "changes": Plain()(changes)})
         if not as_json:
             print_lines(text_lines(changes) or [f"{path}: the plan is the reviewed one"])
     differs = any(each["changes"] for each in found)
@@ -333,7 +333,7 @@ def _document(runs: Sequence[Reviewed], build: Build | None, *, sweep: bool) -> 
         fingerprint["build"] = Plain()(build)
         document["here"] = _here(build)
     if sweep:
-        document["jobs"] = list(_jobs(runs, changes_as_json))
+        document["jobs"] = list(_jobs(runs, Plain()))
     return document
 
 

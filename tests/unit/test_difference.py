@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.documents import ABSENT, Change, changes_as_json, differences, text_lines
+from lllaunch.documents import ABSENT, Change, Plain, differences, text_lines
 from lllaunch.errors import Diagnostic
 from lllaunch.review.paths import PlanRefused
 
@@ -59,7 +59,7 @@ def test_applying_the_changes_gives_the_other_plan(old: Any, new: Any) -> None:
     assert typed(applied(old, changes)) == typed(new)
     assert bool(changes) == (repr(old) != repr(new))
     assert len(text_lines(changes)) == len(changes)
-    json.dumps(changes_as_json(changes), allow_nan=False)
+    json.dumps(Plain()(changes), allow_nan=False)
 
 
 OLD = {
@@ -107,7 +107,7 @@ def test_a_difference_reads_like_this() -> None:
 
 def test_a_difference_as_json() -> None:
     old, new = {"a": {3: math.nan}, "b": None}, {"a": {3: 1}, "c": {4: [math.inf]}}
-    assert changes_as_json(differences(old, new)) == [
+    assert Plain()(differences(old, new)) == [
         {"key": "a[3]", "kind": "changed", "old": "nan", "new": 1},
         {"key": "b", "kind": "removed", "old": None},
         {"key": "c", "kind": "added", "new": {"4": ["inf"]}},
