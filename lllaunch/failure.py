@@ -53,10 +53,7 @@ class ErrorRecord(NamedTuple):
 
 
 def read_error_file(path: str) -> ErrorRecord:
-    """Reads an error file written by us or by torch; never raises for what is in it.
-
-    Returns what it says, or a record whose ``problem`` tells why that is not known.
-    """
+    """Read an error file written by us or by torch; never raise for what is in it."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             changed_ns = os.fstat(file.fileno()).st_mtime_ns
@@ -247,8 +244,9 @@ class ProcessFailure:
     exit_time_ns: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        self.error_file_data, self.message, problem = {"message": "<NONE>"}, "", ""
+        self.error_file_data, self.message = {"message": "<NONE>"}, ""
         self.timestamp_ns = time.time_ns() if self.exit_time_ns is None else self.exit_time_ns
+        problem = ""
         if os.path.isfile(self.error_file):
             record = read_error_file(self.error_file)
             if self.exit_time_ns is None or not record.problem:
@@ -259,15 +257,8 @@ class ProcessFailure:
                 self.error_file_data, self.message = record.data, record.message
         else:
             self.error_file = NOT_AVAILABLE
-        if not self.message:
-            self.message = self._describe_exit(problem)
-
-    @property
-    def timestamp(self) -> int:
-        """When it failed, whole seconds since the epoch."""
-        return self.timestamp_ns // _NS
-
-    def _describe_exit(self, problem: str) -> str:
+        if self.message:
+            return
         if self.exitcode < 0:
             text = f"Signal {-self.exitcode} ({self.signal_name()}) received by PID {self.pid}"
         else:
@@ -279,7 +270,12 @@ class ProcessFailure:
                 "it left no error file: decorate the entrypoint with "
                 "lllaunch.multiprocessing.errors.record to see its traceback here"
             )
-        return f"{text}; {problem}" if problem else text
+        self.message = f"{text}; {problem}" if problem else text
+
+    @property
+    def timestamp(self) -> int:
+        """When it failed, whole seconds since the epoch."""
+        return self.timestamp_ns // _NS
 
     def signal_name(self) -> str:
         """The name of the signal that ended the worker (``SIGKILL``), or ``<N/A>``."""

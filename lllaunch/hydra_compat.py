@@ -113,17 +113,13 @@ def replaced(seams: Mapping[Seam, Callable[[Any], Any]]) -> Iterator[None]:
 
     Each function makes the other object of Hydra's own.
     """
-    former = []
-    for seam in seams:
-        owner, name = _owner(seam)
-        former.append((owner, name, getattr(owner, name)))
-    try:
-        for (owner, name, own), make in zip(former, seams.values(), strict=True):
+    with contextlib.ExitStack() as former:
+        for seam, make in seams.items():
+            owner, name = _owner(seam)
+            own = getattr(owner, name)
+            former.callback(setattr, owner, name, own)
             setattr(owner, name, make(own))
         yield
-    finally:
-        for owner, name, own in former:
-            setattr(owner, name, own)
 
 
 def _owner(seam: Seam) -> tuple[Any, str]:

@@ -190,16 +190,16 @@ def redactor_for(spec: LaunchSpec) -> Callable[[str], str]:
     return redactor(secrets, certain=True)
 
 
-def redactor_of(directory: str, environ: Mapping[str, str]) -> Callable[[str], str]:
+def redactor_of(directory: str) -> Callable[[str], str]:
     """Return what takes the values of variables that a run's plan names out of what it has left.
 
-    Plans of its nodes are in directories in its own; the values may be in ``environ``.
+    Plans of its nodes are in directories in its own; the values may be in this environment.
     """
     plans = [os.path.join(directory, "plan.yaml")]
     with contextlib.suppress(OSError):
         plans += [os.path.join(directory, name, "plan.yaml") for name in os.listdir(directory)]
     names = {name for plan in plans for name in _SOURCE.findall(read_text(plan) or "")}
-    return redactor({environ[name]: f"${{oc.env:{name}}}" for name in names & environ.keys()})
+    return redactor({os.environ[name]: f"${{oc.env:{name}}}" for name in names & os.environ.keys()})
 
 
 def _whole_words(value: str) -> str:

@@ -238,7 +238,7 @@ def view_sweep(
 
     ``hide``: what takes them out, if that is known already.
     """
-    hide = redactor_of(path, os.environ) if hide is None else hide
+    hide = redactor_of(path) if hide is None else hide
     files = SweepFiles(path)
     result = files.look()
     if result is not None and hide is not str:

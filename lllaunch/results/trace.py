@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +34,7 @@ _LONGEST = 300
 def trace_text(found: FoundDirectory) -> str:
     """Read a run or a sweep, finished or not, and return its trace."""
     if found.kind == "sweep":
-        hide = redactor_of(found.path, os.environ)
+        hide = redactor_of(found.path)
         sweep = SweepView(found.path, None, hide=hide).timeline
         return rendered(sweep_events(sweep), "sweep", sweep.start_ns)
     run = view_run(found).timeline

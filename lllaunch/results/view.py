@@ -207,7 +207,7 @@ class RunView:
 
 def view_run(found: FoundDirectory, queue: BatchQueue | None = None) -> RunView:
     """Read what became of a run, without secrets; those in this environment are known."""
-    hide = redactor_of(found.path, os.environ)
+    hide = redactor_of(found.path)
     return RunView(found, *read_run(found, queue, hide), hide)
 
 
