@@ -38,7 +38,7 @@ from lllaunch.run.directory import EVENTS, PLAN, RESULT, SUBMISSION
 from lllaunch.text import size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from lllaunch.spec import LaunchSpec
 
@@ -616,8 +616,15 @@ def _taken(repository: _Repository, cwd: str, path: str, say: Callable[[str], ob
 def _committed(repository: _Repository, commit: str, path: str, outputs: Iterable[str]) -> Snapshot:
     """Returns the snapshot that is to be checked out; its commit is made."""
     top = repository.top
-    with _copied_index(repository, path) as index:
-        variables = {"GIT_INDEX_FILE": index}
+    index = os.path.join(top, repository.git("rev-parse", "--git-path", "index").removesuffix("\n"))
+    # a copy of the user's, where no `add` sees it; what that knows of files spares reading them
+    name = f"lllaunch-{os.getpid()}-{os.path.basename(_ref_of(path))}"
+    copy = os.path.join(os.path.dirname(index), name)
+    variables = {"GIT_INDEX_FILE": copy}
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            # with its time: git takes no file for unchanged that is as young as the index
+            shutil.copy2(index, copy)
         # What the user wants to be taken for unchanged may have changed. Files that are there
         # although they are "skipped" are looked at as well, then all that are there.
         sparse = ("-c", "core.sparseCheckout=true", "update-index", "-q", "--really-refresh")
@@ -632,6 +639,10 @@ def _committed(repository: _Repository, commit: str, path: str, outputs: Iterabl
             # it vanished meanwhile, as files of editors do
             repository.git(*add, variables=variables)
         tree = repository.git("write-tree", variables=variables).strip()
+    finally:
+        for each in (copy, f"{copy}.lock"):
+            with contextlib.suppress(OSError):
+                os.unlink(each)
     parent = []
     if commit:
         if repository.git("rev-parse", f"{commit}^{{tree}}").strip() == tree:
@@ -690,25 +701,6 @@ def _expect_little(top: str, files: Sequence[str], say: Callable[[str], object])
         raise SnapshotFailed(top, reason, "add data to .gitignore, or set cluster.snapshot=none")
     if total > _MUCH_UNTRACKED:
         say(f"the snapshot has {much}; data in .gitignore is shared by a link instead")
-
-
-@contextlib.contextmanager
-def _copied_index(repository: _Repository, path: str) -> Iterator[str]:
-    """Copies the index of the user, with what it knows of files, which spares reading them."""
-    answer = repository.git("rev-parse", "--git-path", "index")
-    original = os.path.join(repository.top, answer.removesuffix("\n"))
-    # where no `add` sees it
-    name = f"lllaunch-{os.getpid()}-{os.path.basename(_ref_of(path))}"
-    copy = os.path.join(os.path.dirname(original), name)
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            # with its time: git takes no file for unchanged that is as young as the index
-            shutil.copy2(original, copy)
-        yield copy
-    finally:
-        for each in (copy, f"{copy}.lock"):
-            with contextlib.suppress(OSError):
-                os.unlink(each)
 
 
 def _mend(repository: _Repository, snapshot: Snapshot) -> list[str]:
