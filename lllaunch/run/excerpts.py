@@ -291,19 +291,13 @@ def read_error(path: str, hide: Callable[[str], str] = str) -> WorkerError | Non
     except OSError:
         return None
     record = read_error_file(path)
-    if record.problem:
+    said = {"message": record.message} if isinstance(record.message, str) else record.message
+    text, extra = said.get("message"), said.get("extraInfo")
+    if record.problem or not isinstance(text, str):
         return None
-    if isinstance(record.message, str):
-        return WorkerError(clean_text(hide(record.message)), "", record.time_ns)
-    text, extra = record.message.get("message"), record.message.get("extraInfo")
-    if not isinstance(text, str):
-        return None
-    traceback = extra.get("py_callstack") if isinstance(extra, dict) else None
-    return WorkerError(
-        message=clean_text(hide(text)),
-        traceback=clean_text(hide(traceback)) if isinstance(traceback, str) else "",
-        time_ns=record.time_ns,
-    )
+    stack = extra.get("py_callstack") if isinstance(extra, dict) else None
+    stack = stack if isinstance(stack, str) else ""
+    return WorkerError(clean_text(hide(text)), clean_text(hide(stack)), record.time_ns)
 
 
 def read_exit_call(
