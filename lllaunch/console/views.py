@@ -18,7 +18,7 @@ from lllaunch.console.console import Part, fitted
 from lllaunch.console.table import GAP, Column, Row, end_of, rows_of
 from lllaunch.results.live import LiveView
 from lllaunch.results.store import LIVE, ListEntry
-from lllaunch.results.sweeps import objectives_of
+from lllaunch.results.sweeps import objectives_of, without_common
 from lllaunch.sweep.history import SweepResult
 from lllaunch.text import count, plain, printable, size, spans
 from lllaunch.words import (
@@ -297,8 +297,7 @@ class Setting(NamedTuple):
 def summary_rows(result: SweepResult, jobs: Iterable[ListEntry], setting: Setting) -> list[Row]:
     """Return what is shown of a sweep that is over."""
     jobs = [
-        replace(job, state=_state(job, setting), given=_without(job.overrides, setting.common))
-        for job in jobs
+        replace(without_common(job, setting.common), state=_state(job, setting)) for job in jobs
     ]
     failed = [job for job in jobs if job.state == "failed"]
     ran = [job for job in jobs if job.state != "not run"]
@@ -345,10 +344,6 @@ def _state(job: ListEntry, setting: Setting) -> str:
         return "cancelled"
     # one whose end is not known is no success
     return job_state(job.state).replace("unknown", "failed")
-
-
-def _without(overrides: Sequence[str], common: Collection[str]) -> tuple[str, ...]:
-    return tuple(each for each in overrides if each not in common)
 
 
 def _failures(failed: Sequence[ListEntry], setting: Setting) -> Iterator[Row]:

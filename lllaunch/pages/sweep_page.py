@@ -2,8 +2,8 @@
 
 `sweep_facts` reads what is known of the sweep, `sweep_page` is pure, and ``sweep.html.j2`` has the
 page's layout. A page of a thousand jobs opens in a second: charts have a budget of shapes. Beyond
-it jobs are chosen evenly (the lowest and the highest stay), spans beside each other are drawn as
-one, and tooltips are omitted. The page says how many jobs are drawn.
+it jobs are chosen evenly (the lowest and the highest stay), and tooltips are omitted. The page says
+how many jobs are drawn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.pages import charts, html
-from lllaunch.results.report import common_overrides, sweep_report
+from lllaunch.results.report import sweep_report
 from lllaunch.results.sweeps import JobTry, SweepTimeline, objectives_of, tracks_of
 from lllaunch.run.result import known_result
 from lllaunch.sweep.history import SweepResult
@@ -34,7 +34,6 @@ from lllaunch.words import (
     counted,
     extremes_text,
     jobs_text,
-    named_jobs,
     objective_text,
     progress_text,
     state_title,
@@ -55,7 +54,6 @@ _MOST_CHARTS = 8
 _MOST_POINTS = 1000  # of a chart
 _MOST_TOOLTIPS = 2500  # of all points together
 _MOST_CATEGORIES = 12
-_MOST_SPANS = 2500
 _MOST_LANES = 128
 _MOST_GROUPS = 20
 _MOST_LINKS = 60
@@ -104,11 +102,6 @@ class SweepFacts:
     problem: str = ""
 
     @cached_property
-    def common(self) -> tuple[str, ...]:
-        """The overrides that all jobs share."""
-        return common_overrides([job.overrides for job in self.sweep.jobs])
-
-    @cached_property
     def parameters(self) -> tuple[SweptParameter, ...]:
         """What the jobs differ in."""
         return swept_parameters([job.overrides for job in self.sweep.jobs])
@@ -125,7 +118,7 @@ class SweepFacts:
         """The best objective, or the lowest and the highest; of equal ones the first job's."""
         result = self.sweep.result
         direction = None if result is None else result.direction
-        return objectives_of(self.sweep.jobs, direction, self.common)
+        return objectives_of(self.sweep.jobs, direction, self.sweep.common)
 
     def cause(self, job: ListEntry) -> str:
         """Return the first failure in one line, why it was not run, or how far it is."""
@@ -316,7 +309,7 @@ def _summary(facts: SweepFacts) -> Iterator[tuple[str, str]]:
     yield "In the queue", entry.queue
     yield "Commit", html.short_commit(facts.result)
     yield "Command line", html.long(" ".join(result.command), "code")
-    yield "The same in all jobs", html.long(" ".join(facts.common), "code")
+    yield "The same in all jobs", html.long(" ".join(facts.sweep.common), "code")
     yield "Note", facts.problem
 
 
@@ -452,13 +445,12 @@ def _tracks(timeline: SweepTimeline) -> str:
     shown = rows[:_MOST_LANES]
     whole = max(1, timeline.end_ns - timeline.start_ns)
     count = sum(len(tries) for _, _, tries in shown)
-    # a span that is narrower than this is drawn as one with its neighbour
-    least = whole / 2000 if count > _MOST_SPANS else 0.0
+    told = count <= _MOST_TOOLTIPS
     lanes = []
     for kind, names, tries in shown:
         ends = "-".join(dict.fromkeys((names[0], names[-1])))
         label = shorten_middle(f"{_TRACKS[kind]} {ends}", 12)
-        lanes.append(charts.ChartLane(label, [*_spans(tries, timeline.start_ns, whole, least)]))
+        lanes.append(charts.ChartLane(label, [*_spans(tries, timeline.start_ns, whole, told=told)]))
     busy = sum(
         (each.end_ns - each.start_ns) * len(names) for _, names, tries in rows for each in tries
     )
@@ -491,28 +483,17 @@ def _kind(fate: str) -> str:
 
 
 def _spans(
-    tries: Sequence[JobTry], start_ns: int, whole: float, least: float
+    tries: Sequence[JobTry], start_ns: int, whole: float, *, told: bool
 ) -> Iterator[charts.ChartSpan]:
-    """Yield what ran on a track; neighbours of one fate share a span if both fit into `least`."""
-    groups: list[list[JobTry]] = []
+    """Yield what ran on a track."""
     for each in tries:
-        first = groups[-1][0] if groups else None
-        if first and each.end_ns - first.start_ns <= least and each.fate == first.fate:
-            groups[-1].append(each)
-        else:
-            groups.append([each])
-    for group in groups:
-        first, last = group[0], group[-1]
-        begin, end = (first.start_ns - start_ns) / _SECOND, (last.end_ns - start_ns) / _SECOND
-        text, label = named_jobs(each.job for each in group), ""
-        if len(group) == 1:
-            again = f", try {first.number + 1}" if first.number else ""
-            fate = first.fate.replace("_", " ")
-            text = f"job {first.job}{again}: {fate} after {duration(end - begin)}"
-            if first.objective is not None:
-                text += f", {objective_text(first.objective)}"
-            label = str(first.job) if (last.end_ns - first.start_ns) / whole >= 0.025 else ""
-        yield charts.ChartSpan(begin, end, _kind(first.fate), text, label)
+        begin, end = (each.start_ns - start_ns) / _SECOND, (each.end_ns - start_ns) / _SECOND
+        again = f", try {each.number + 1}" if each.number else ""
+        text = f"job {each.job}{again}: {each.fate.replace('_', ' ')} after {duration(end - begin)}"
+        if each.objective is not None:
+            text += f", {objective_text(each.objective)}"
+        label = str(each.job) if (each.end_ns - each.start_ns) / whole >= 0.025 else ""
+        yield charts.ChartSpan(begin, end, _kind(each.fate), text if told else "", label)
 
 
 # Jobs

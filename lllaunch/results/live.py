@@ -37,7 +37,7 @@ from lllaunch.results.store import (
     sample_of,
     signature,
 )
-from lllaunch.results.sweeps import SweepFiles, SweepView, objectives_of
+from lllaunch.results.sweeps import SweepFiles, SweepView, objectives_of, without_common
 from lllaunch.run.directory import ATTEMPT, SAMPLES, RankSample, RunSample, finite
 from lllaunch.sweep.objective import Objectives
 from lllaunch.sweep.pool import Lease
@@ -413,14 +413,13 @@ class LiveReader:
             known.asked, known.entry = now, view.entry
             changed_state = before is None or before.state != view.entry.state
             if view.is_submitted or changed or changed_state or not known.rows:
-                common = frozenset(map(_unescaped, view.entry.given or ()))
-                known.rows = tuple(_without(job, common) for job in view.jobs)
+                known.rows = tuple(without_common(job, view.common) for job in view.jobs)
                 for job in known.rows:
                     if job.state != "running":
                         self._runs.pop(job.path, None)
         row = known.entry or view.entry
         if changed and result is not None:
-            known.objectives = objectives_of(view.jobs, result.direction, row.overrides)
+            known.objectives = objectives_of(view.jobs, result.direction, view.common)
         known.result = result
         leases = {job.job: job.lease for job in (() if result is None else result.jobs)}
         known.rows = tuple(
@@ -450,14 +449,3 @@ def _settled_ns(path: str) -> int | None:
     changed = changed_ns(path)
     old = changed is not None and time.time_ns() - changed > _SETTLED * 1e9
     return changed if old else None
-
-
-def _without(job: ListEntry, common: Collection[str]) -> ListEntry:
-    """Return a job without the overrides that all jobs share."""
-    own = tuple(each for each in job.given or () if _unescaped(each) not in common)
-    return replace(job, given=own)
-
-
-def _unescaped(override: str) -> str:
-    """Return an override without what Hydra puts before ``:`` and others in those of jobs."""
-    return override.replace("\\", "")

@@ -307,7 +307,7 @@ def sweep_report(sweep: SweepView, roots: Sequence[str]) -> Report:
         raise sweep.entry.error or unreadable(sweep.path, "has neither a journal nor a sweep.json")
     over = result.exit_code is not None
     jobs = result.jobs
-    common = common_overrides([tuple(map(clean, job.overrides)) for job in jobs])
+    common = tuple(map(clean, sweep.common))
     runs = dict(_runs(sweep.path, jobs, roots))
     state = "" if over else sweep.entry.state
     verdict = verdict_text(sweep.entry.counts, result.seconds, result.exit_code)
@@ -354,14 +354,6 @@ def _logs(run: RunView) -> tuple[Log, ...]:
         log._replace(path=clean(log.path), lines=tuple(map(clean, log.lines)))
         for log in (() if run.blamed is None else run.logs_of(run.blamed, LOG_LINES))
     )
-
-
-def common_overrides(overrides: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    """Return the overrides that all of several jobs share, in the order of the first one's."""
-    if len(overrides) < 2:
-        return ()
-    shared = set(overrides[0]).intersection(*map(set, overrides[1:]))
-    return tuple(each for each in dict.fromkeys(overrides[0]) if each in shared)
 
 
 # Rendering

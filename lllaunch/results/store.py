@@ -13,7 +13,7 @@ import signal
 import time
 from collections import Counter
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     Contents = Callable[[str], tuple[frozenset[str], list[str]]]
     from lllaunch.cluster.slurm import QueuedJob
 
+T = TypeVar("T")
+
 NO_ANSWER = "no answer"
 """What stands in place of a batch job's state where the cluster cannot be asked."""
 
@@ -79,21 +81,19 @@ class BatchQueue:
 
     def __init__(self, good_for: float = float("inf")) -> None:
         self._good_for = good_for
-        self._jobs: dict[str, QueuedJob] | None = None
-        self._asked = 0.0
-        self._others: dict[str, QueuedJob | None] = {}
-        self._endings: dict[str, str] = {}
-        self._answers = True
+        self.forget()
 
     def forget(self) -> None:
         """Ask again."""
-        self._jobs, self._answers = None, True
-        self._others, self._endings = {}, {}
+        self._jobs: dict[str, QueuedJob] | None = None
+        self._others: dict[str, QueuedJob | None] = {}
+        self._endings: dict[str, str] = {}
+        self._answers, self._asked = True, 0.0
 
     @property
     def answers(self) -> bool:
         """Whether the cluster can be asked from here, and answers."""
-        self._ask()
+        self._all()
         return self._answers
 
     def find(self, submission: Submission, *, own: bool = True) -> QueuedJob | None:
@@ -108,12 +108,12 @@ class BatchQueue:
 
     def array_in(self, directory: str) -> str:
         """Return the id of this user's array with a working directory; empty if it is over."""
-        found = (job.id for job in self._ask().values() if job.directory == directory)
+        found = (job.id for job in self._all().values() if job.directory == directory)
         return next(found, "").partition("_")[0]
 
     def with_id(self, job: str) -> QueuedJob | None:
         """Return a job of this user's, None if it is not in the queue."""
-        return self._ask().get(job)
+        return self._all().get(job)
 
     def ending(self, job: str) -> str:
         """Return the state that a batch job ended in, ``CANCELLED``; empty if nobody knows it.
@@ -121,46 +121,39 @@ class BatchQueue:
         Slurm forgets a job some minutes after its end. Of a long list the first ones are asked for.
         """
         if job not in self._endings and len(self._endings) < _MOST_ENDINGS and self.answers:
-            from lllaunch.cluster import slurm  # noqa: PLC0415 - most runs are of this machine
-
-            try:
-                facts = slurm.job_facts(job)
-            except LaunchError:
-                facts = None
+            facts = self._ask(lambda slurm: slurm.job_facts(job), None)
             self._endings[job] = "" if facts is None else facts.state
         return self._endings.get(job, "")
 
     def _find(self, submission: Submission, *, own: bool) -> QueuedJob | None:
-        jobs, id_ = self._ask(), submission.job
-        if id_:
-            return jobs.get(id_) or (None if own else self._of_another_user(id_))
-        # who submitted it did not come to write down its id; tasks of an array share a directory
-        found = (job for job in jobs.values() if job.directory == submission.directory)
-        return next((job for job in found if "_" not in job.id), None)
+        jobs, id_ = self._all(), submission.job
+        if not id_:
+            # who submitted it did not come to write down its id; tasks of an array share a
+            # directory
+            found = (job for job in jobs.values() if job.directory == submission.directory)
+            return next((job for job in found if "_" not in job.id), None)
+        if not (own or id_ in jobs or id_ in self._others) and self._answers:
+            # another user's
+            self._others[id_] = self._ask(lambda slurm: slurm.queued(id_).get(id_), None)
+        return jobs.get(id_) or self._others.get(id_)
 
-    def _of_another_user(self, job: str) -> QueuedJob | None:
-        if job not in self._others and self._answers:
-            from lllaunch.cluster import slurm  # noqa: PLC0415 - most runs are of this machine
-
-            try:
-                self._others[job] = slurm.queued(job).get(job)
-            except LaunchError:
-                self._answers = False
-        return self._others.get(job)
-
-    def _ask(self) -> dict[str, QueuedJob]:
-        if time.monotonic() - self._asked > self._good_for:
+    def _all(self) -> dict[str, QueuedJob]:
+        if self._jobs is not None and time.monotonic() - self._asked > self._good_for:
             self.forget()
         if self._jobs is None:
-            from lllaunch.cluster import slurm  # noqa: PLC0415 - most runs are of this machine
-
-            try:
-                self._answers = slurm.available()
-                self._jobs = slurm.queued() if self._answers else {}
-            except LaunchError:
-                self._jobs, self._answers = {}, False
+            self._answers = self._ask(lambda slurm: slurm.available(), False)
+            self._jobs = self._ask(lambda slurm: slurm.queued(), {}) if self._answers else {}
             self._asked = time.monotonic()
         return self._jobs
+
+    def _ask(self, question: Callable[[Any], T], otherwise: T) -> T:
+        from lllaunch.cluster import slurm  # noqa: PLC0415 - most runs are of this machine
+
+        try:
+            return question(slurm)
+        except LaunchError:
+            self._answers = False
+            return otherwise
 
 
 def is_recent(submission: Submission) -> bool:

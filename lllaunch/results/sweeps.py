@@ -171,6 +171,15 @@ class SweepView:
         return structs.replace(entry, counts=counts)
 
     @cached_property
+    def common(self) -> tuple[str, ...]:
+        """The overrides that all of several jobs share, in the order of the first one's."""
+        jobs = () if self.result is None else self.result.jobs
+        if len(jobs) < 2:
+            return ()
+        shared = set(jobs[0].overrides).intersection(*(job.overrides for job in jobs[1:]))
+        return tuple(each for each in dict.fromkeys(jobs[0].overrides) if each in shared)
+
+    @cached_property
     def jobs(self) -> tuple[ListEntry, ...]:
         """Its jobs by number; of those that were submitted their own directories tell."""
         return () if self.result is None else tuple(map(self._job, self.result.jobs))
@@ -296,6 +305,12 @@ def entry_of_job(job: JobHistory, sweep: str, sweep_state: str) -> ListEntry:
         number=job.job,
         given=job.overrides,
     )
+
+
+def without_common(job: ListEntry, common: Collection[str]) -> ListEntry:
+    """Return a job without the overrides that all jobs share."""
+    own = tuple(each for each in job.overrides if each not in common)
+    return structs.replace(job, given=own)
 
 
 def objectives_of(

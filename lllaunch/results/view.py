@@ -6,9 +6,7 @@ what takes secrets out where it is read. Nothing here raises for what files hold
 
 from __future__ import annotations
 
-import itertools
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -68,18 +66,6 @@ class Log(NamedTuple):
     attempt: int = 0
     rank: int = 0
     blamed: bool = False
-
-
-# A frame of ours in what faulthandler writes; in a traceback it may be what that is about.
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OUR_FRAME = re.compile(rf'\s*File "(?:{re.escape(_OURS)}/[^"]+|<string>)", line \d+ in ')
-
-
-def without_ours(lines: Iterable[str]) -> Iterator[str]:
-    """Yield lines of a log, those together in which faulthandler shows frames of lllaunch."""
-    for ours, found in itertools.groupby(lines, lambda line: bool(_OUR_FRAME.match(line))):
-        members = [*found]
-        yield from [f"  ... (frames of lllaunch: {len(members)})"] if ours else members
 
 
 @dataclass(frozen=True)
@@ -181,7 +167,7 @@ class RunView:
                 (number, WorkerResult(rank=rank, stdout=out, stderr=err)) for rank, out, err in logs
             ]
         return tuple(
-            log._replace(lines=tuple(without_ours(log.lines)))
+            log
             for number, worker in found
             for log in self.logs_of(worker, _LOG_LINES, number)
             if log.lines

@@ -25,7 +25,6 @@ from lllaunch.documents import Plain
 from lllaunch.locks import holder
 from lllaunch.results.live import LiveReader
 from lllaunch.results.locate import locate
-from lllaunch.results.report import common_overrides
 from lllaunch.results.store import NO_ANSWER, BatchQueue, ListEntry, lock_of, plain, sample_of
 from lllaunch.results.sweeps import SweepView, view_sweep
 from lllaunch.results.view import RunView, blamed, node_state, view_run
@@ -332,9 +331,10 @@ def _show_sweep(view: SweepView, cwd: str, *, as_json: bool) -> None:
         print_rows([*rows, (), (StyledText(message, "error"),)])
     else:
         running = entry.state in {"queued", "running"}
-        common = common_overrides([job.overrides for job in sweep.jobs])
         resume, width = None if running else "", columns()
-        setting = Setting(entry.path, cwd, len(sweep.jobs), common, columns=width, resume=resume)
+        setting = Setting(
+            entry.path, cwd, len(sweep.jobs), view.common, columns=width, resume=resume
+        )
         shown = summary_rows(sweep, view.jobs, setting)
         # the last line says how it ended
         print_rows([*rows, *(shown[:-1] if running else shown)])
