@@ -265,7 +265,7 @@ class Console:
 
     Every message is one write of whole lines, so that it does not mix with teed output. A stream
     that was closed (``| head``) is forgotten: a training run must not end without a reader. Nor
-    may it wait for one: what a stream does not take in time is left out. Messages may come from
+    may it wait for one: what a stream does not take in time comes later. Messages may come from
     any thread.
 
     It also shows how far a run is: on a terminal in a line that stays below the output, elsewhere

@@ -11,15 +11,13 @@ then at most 4096 bytes are written. That waits only if another writer was faste
 terminal takes less than it said.
 
 A full pipe that nobody reads and a terminal stopped by Ctrl-S let a writer wait for ever, and the
-launcher has workers to look after. What cannot be written in time is left out.
+launcher has workers to look after. What is not taken in time is kept, up to a limit.
 """
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import functools
-import io
 import os
 import stat
 import sys
@@ -33,7 +31,7 @@ from lllaunch.linux.process import wait
 from lllaunch.signal_source import SignalException
 from lllaunch.text import first_line
 from lllaunch.words import counted
-from lllaunch.workers.terminal import screen_of, whole_lines
+from lllaunch.workers.terminal import descriptor_of, screen_of, whole_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,37 +54,23 @@ class _Channel(NamedTuple):
 
 @contextlib.contextmanager
 def _opened(stream: TextIO) -> Iterator[_Channel | None]:
-    """Give a stream's channel; None if the stream never blocks.
-
-    Raises:
-        ValueError: the stream is closed.
-    """
-    try:
-        descriptor = stream.fileno()
-        mode = os.fstat(descriptor).st_mode
-    except (AttributeError, NotImplementedError, OSError, TypeError):  # somebody's own object
+    """Give a stream's channel; None if it never blocks, or is somebody's own object."""
+    if (descriptor := descriptor_of(stream)) is None:
         yield None
         return
+    status = os.fstat(descriptor)
+    mode = status.st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)):
         yield None
         return
     with contextlib.ExitStack() as ours:
-        yield _Channel(descriptor, _writer(stream, descriptor, ours))
+        yield _Channel(descriptor, _writer(descriptor, status, ours))
 
 
-def _writer(stream: TextIO, descriptor: int, ours: contextlib.ExitStack) -> Callable[[bytes], int]:
+def _writer(
+    descriptor: int, status: os.stat_result, ours: contextlib.ExitStack
+) -> Callable[[bytes], int]:
     """Return how to write; what is opened for it is closed by ``ours``."""
-    if not isinstance(stream, io.TextIOWrapper) or type(stream).write is not io.TextIOWrapper.write:
-        # somebody's own ``write`` must not be passed by
-        decoder = codecs.getincrementaldecoder(_encoding(stream))("replace")
-
-        def write(piece: bytes) -> int:
-            stream.write(decoder.decode(piece))
-            stream.flush()
-            return len(piece)
-
-        return write
-    status = os.fstat(descriptor)
     if stat.S_ISSOCK(status.st_mode):
         import socket  # noqa: PLC0415 - rare
 
@@ -116,11 +100,10 @@ def encodable(text: str, stream: TextIO) -> str:
 
 
 KEPT = 1 << 20
-"""Bytes that a sweep's launcher keeps for a stream that takes nothing."""
+"""Bytes that are kept for a stream that takes nothing."""
 
 # A terminal may say that it takes text and take none; it is asked again after so many seconds.
 _PAUSE_S = 0.01
-_NEWLINE = ord("\n")
 
 
 class Outlet:
@@ -130,8 +113,7 @@ class Outlet:
     beyond that is left out, and a line reports the number of those messages. A stream without a
     descriptor, or that of a regular file, is simply written to.
 
-    At most `room` bytes are kept; 0 for no more than the end of a line that has begun. `elsewhere`
-    is where messages are that are not shown.
+    `elsewhere` is where messages are that are not shown.
     """
 
     def __init__(
@@ -139,20 +121,16 @@ class Outlet:
         stream: TextIO,
         clock: Callable[[], float] = time.monotonic,
         *,
-        room: int = 0,
         elsewhere: str = "events.jsonl",
     ) -> None:
         self.stream = stream
         self._clock = clock
-        self._room = room
         self._elsewhere = elsewhere
         self._blocked = False
         self._left_out = 0
-        self._noticed = 0  # how many of them the line reports that is being written
         self._kept: deque[bytes] = deque()
         self._size = 0
         self._rest = b""  # being written
-        self._inside = False  # the stream ends in the middle of a line of ours
 
     @property
     def pending(self) -> bool:
@@ -173,7 +151,7 @@ class Outlet:
     def hold(self, text: str) -> None:
         """Keep whole lines for the next `push`; one call is one message."""
         data = encodable(text, self.stream).encode(_encoding(self.stream), "backslashreplace")
-        if data and self._room and self._size > self._room:
+        if data and self._size > KEPT:
             self._left_out += 1
             return
         for piece in whole_lines(data, _PIECE):
@@ -207,29 +185,16 @@ class Outlet:
                 self.stream.write(held + text)
                 self.stream.flush()
                 return
-            before = screen.erasure
             self.hold(text)
             try:
-                taken = mine and self._write_kept(screen, channel, deadline)
+                self._blocked = not (mine and self._write_kept(screen, channel, deadline))
             except (OSError, ValueError):
-                self._rest, self._size, self._left_out, self._noticed = b"", 0, 0, 0
+                self._rest, self._size, self._left_out = b"", 0, 0
                 self._kept.clear()
                 raise
-            self._blocked = not taken
-            if not taken and not self._room:
-                # forgotten, but for the rest of a line that has begun
-                self._rest = self._rest[: self._rest.find(b"\n") + 1] if self._inside else b""
-                self._kept.clear()
-                self._size = 0
-                self._left_out += 1 + self._noticed
-                self._noticed = 0
-                if mine:
-                    screen.erasure = before
 
     def redraw(self, patience: float = 0.0) -> bool:
         """Draw the live area anew, or take it away; return whether all of it was taken.
-
-        Without room nothing is kept of what the terminal does not take in `patience` seconds.
 
         Raises:
             OSError: the system refused it.
@@ -241,11 +206,7 @@ class Outlet:
                 return False
             self.stream.flush()
             self._rest = screen.erasure + screen.drawing(channel.descriptor)
-            taken = self._drain(channel, deadline)
-            self._inside = False
-            if not self._room:
-                self._rest = b""
-            return taken
+            return self._drain(channel, deadline)
 
     def _write_kept(self, screen: Screen, channel: _Channel, deadline: float) -> bool:
         """Write what is kept, and how much was left out; return whether all of it was taken."""
@@ -254,20 +215,18 @@ class Outlet:
         # what others left in Python's buffer is part of a line and comes first
         self.stream.flush()
         while self._drain(channel, deadline):
-            self._noticed = 0
-            # what is kept came before what was left out; without room it comes after
-            if self._left_out and not (self._room and self._kept):
-                text = self._notice().encode()
-                self._noticed, self._left_out = self._left_out, 0
-            elif self._kept:
+            if not (self._kept or self._left_out):
+                return True
+            if not self._ready(channel, deadline):
+                return False
+            if self._kept:
                 text = self._kept.popleft()
                 while self._kept and len(text) + len(self._kept[0]) <= _PIECE:
                     text += self._kept.popleft()
                 self._size -= len(text)
             else:
-                # what is drawn is no line that has begun
-                self._inside = False
-                return True
+                # what is kept came before it
+                text, self._left_out = self._notice().encode(), 0
             before, after = screen.erasure, b""
             if self._kept or self._left_out:
                 screen.erasure = b""
@@ -290,13 +249,11 @@ class Outlet:
             count = 0
             with contextlib.suppress(BlockingIOError):
                 count = channel.write(self._rest[:_PIECE])
-            if count:
-                self._inside = self._rest[count - 1] != _NEWLINE
-                self._rest = self._rest[count:]
-                continue
-            if self._clock() >= deadline:
-                return False
-            time.sleep(_PAUSE_S)
+            self._rest = self._rest[count:]
+            if not count:
+                if self._clock() >= deadline:
+                    return False
+                time.sleep(_PAUSE_S)
         return True
 
     def _ready(self, channel: _Channel, deadline: float) -> bool:

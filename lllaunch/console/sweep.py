@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 import lllaunch.sweep.schedule as v
 from lllaunch.console.console import Bottom, Console, size_of, stays
-from lllaunch.console.stream import KEPT, Outlet, display, given_or_nowhere, same_file
+from lllaunch.console.stream import Outlet, display, given_or_nowhere, same_file
 from lllaunch.console.table import Row, decoded, is_terminal, painter
 from lllaunch.documents import signal_name
 from lllaunch.files import working_directory
@@ -452,7 +452,7 @@ class SweepConsole:
         self._cwd = working_directory() if cwd is None else cwd
         self._machine = machine
         self._clock = clock
-        outlet = partial(Outlet, clock=clock, room=KEPT, elsewhere="the jobs' logs")
+        outlet = partial(Outlet, clock=clock, elsewhere="the jobs' logs")
         self._flow = outlet(stream)
         self._out = self._flow if same_file(stream, out) else outlet(out)
         size = size_of(stream)

@@ -133,7 +133,7 @@ os.register_at_fork(after_in_child=_forget_screens)
 
 def screen_of(stream: object) -> Screen:
     """Return what all writers to a stream share."""
-    descriptor = _descriptor_of(stream)
+    descriptor = descriptor_of(stream)
     key: tuple[object, ...] = ("object", id(stream))
     if descriptor is not None:
         status = os.fstat(descriptor)
@@ -145,8 +145,8 @@ def screen_of(stream: object) -> Screen:
         return screen
 
 
-def _descriptor_of(dst: object) -> int | None:
-    """The descriptor that may be written to instead of the object, or None.
+def descriptor_of(dst: object) -> int | None:
+    """Return the descriptor that may be written to instead of the object, or None.
 
     None also where somebody's own ``write`` would be passed by.
     """
@@ -168,7 +168,7 @@ class Destination:
 
     def __init__(self, dst: TextIO) -> None:
         self._dst: Any = dst
-        self._fd = _descriptor_of(dst)
+        self._fd = descriptor_of(dst)
         # what it shares with all who write to the same terminal, pipe or file
         self.screen = screen_of(dst)
         # whether there is a live area

@@ -52,7 +52,8 @@ def test_ctrl_c_ends_the_run_though_nobody_reads(
     ended = launcher.finish()
     assert ended.code == ended.result["exit_code"] == 130
     told = shown.decode().lstrip(".")
-    assert told.startswith("lllaunch: 2 messages were not shown: the console took nothing")
+    assert told.startswith("lllaunch: attempt 0: 2 workers of work.py, logs in run/attempt_0\n")
+    assert "lllaunch: SIGINT received, forwarded to 2 workers" in told
 
 
 @pytest.mark.parametrize(("flags", "code"), [([], 3), (["--multirun", "hydra.sweep.dir=sweep"], 6)])
