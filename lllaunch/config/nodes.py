@@ -34,7 +34,7 @@ from lllaunch.config.fields import (
 )
 from lllaunch.config.kinds import Kind, Node
 from lllaunch.config.tree import Tree, conceal, has_secrets, reveal
-from lllaunch.config.values import Nvml, format_duration, parse_duration
+from lllaunch.config.values import format_duration, parse_duration
 from lllaunch.errors import Unfit
 from lllaunch.launch_settings import Launch
 from lllaunch.spec import (
@@ -99,7 +99,7 @@ class HostContext(Discreet, frozen=True, kw_only=True):
     users_own: bool = False
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     sys_path: tuple[str, ...] = field(default_factory=lambda: tuple(sys.path))
-    nvml: Nvml | None = None
+    nvml: Any = None
     # False where nothing is to run: CPUs and GPUs are not counted, and where the number of workers
     # depends on them it is 1. Arguments and variables may ask for what the environment has not
     here: bool = True

@@ -41,7 +41,6 @@ from lllaunch.config.schema import EXPLAINED, SYNONYMS, defaults, is_set
 from lllaunch.config.secrets import problems_with
 from lllaunch.config.tree import BROKEN, Tree, Withheld, conceal, has_secrets, leaf_items, reveal
 from lllaunch.config.values import (
-    PRETEND,
     Mask,
     check_mask,
     check_within,
@@ -312,7 +311,7 @@ def _read_nproc(
     visible = reveal(env[name]) if name in env else around.environ.get(name)
 
     def gpus() -> int:
-        return count_gpus(visible, around.nvml, pretended=around.environ.get(PRETEND))
+        return count_gpus(visible, around.nvml, around.environ)
 
     def read(value: object) -> int | None:
         if nproc_word(value) and not around.here:

@@ -8,14 +8,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
+from typing import Any
 
 from msgspec import Struct
 
 from lllaunch.config.fields import Findings, did_you_mean
 from lllaunch.config.tree import Tree, part_of, reveal
 from lllaunch.errors import Unfit
-from lllaunch.linux import gpus as driver
-from lllaunch.linux.gpus import PRETEND, Nvml, pretended_gpus
 from lllaunch.spec import Std
 from lllaunch.text import write_range
 
@@ -359,27 +358,24 @@ def _number(value: object) -> int:
     return value
 
 
-__all__ = ["PRETEND", "Nvml", "count_gpus"]
-
-
 def count_gpus(
-    visible: str | None, nvml: Nvml | None = None, *, pretended: str | None = None
+    visible: str | None, nvml: Any = None, environ: Mapping[str, str] | None = None
 ) -> int:
     """Return the number of GPUs, or MIG slices, that a process with this environment sees.
 
-    ``visible`` is the value of ``CUDA_VISIBLE_DEVICES``, ``pretended`` that of
-    ``LLLAUNCH_PRETEND_GPUS``: names of GPUs that replace the real ones. ``nvml`` stands in for the
-    module ``pynvml``.
+    ``visible`` is the value of ``CUDA_VISIBLE_DEVICES``; ``LLLAUNCH_PRETEND_GPUS`` in ``environ``
+    names GPUs that replace the real ones. ``nvml`` stands in for the module ``pynvml``.
 
     Raises:
         Unfit: the driver cannot be asked, or the names are no names; the text says why.
     """
+    from lllaunch.linux import gpus  # noqa: PLC0415 - few count them
+
+    pretended = None if environ is None else environ.get(gpus.PRETEND)
     try:
-        if pretended is None:
-            return len(driver.list_gpus(visible, nvml))
-        return len(pretended_gpus(pretended, visible))
-    except driver.GpusUnknown as unknown:
+        return len(gpus.list_gpus(visible, nvml, pretended))
+    except gpus.GpusUnknown as unknown:
         raise Unfit(message=str(unknown), code="gpus") from unknown
     except ValueError as error:
-        detail = f"{PRETEND}: expected {error}, got {pretended!r}"
+        detail = f"{gpus.PRETEND}: expected {error}, got {pretended!r}"
         raise Unfit(message="cannot be counted", detail=detail, code="gpus") from error

@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from lllaunch.console.console import Console
-    from lllaunch.linux.gpu_meter import GpuMemoryWait
+    from lllaunch.linux.gpus import GpuMemoryWait
     from lllaunch.run.nodes import RunNodes
     from lllaunch.run.repository import Build, Host
     from lllaunch.run.result import RunResult
@@ -608,7 +608,7 @@ class RunGroup:
         if all(visible is not None and not visible.strip() for visible in seen):
             # there are none for them
             return None
-        from lllaunch.linux.gpu_meter import GpuMemoryWait  # noqa: PLC0415 - seldom
+        from lllaunch.linux.gpus import GpuMemoryWait  # noqa: PLC0415 - seldom
 
         return GpuMemoryWait.begin(pids, self.spec.restart.gpu_wait)
 

@@ -53,7 +53,7 @@ from lllaunch.watchdog.findings import Asked
 from lllaunch.workers.group import UNKILLABLE_SECONDS, WorkerProcesses
 
 if TYPE_CHECKING:
-    from lllaunch.linux.gpu_meter import GpuMemoryWait
+    from lllaunch.linux.gpus import GpuMemoryWait
     from lllaunch.supervisor.control import RunControl, RunMoment
 
 logger = logging.getLogger(__name__)

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from io import FileIO
 
     from lllaunch.events import Exited
-    from lllaunch.linux.gpu_meter import GpuMeter
+    from lllaunch.linux.gpus import GpuMeter
     from lllaunch.timer.service import TimerService
     from lllaunch.watchdog.collector import StackCollector, TraceSource
     from lllaunch.watchdog.progress import Progress, ProgressReader
@@ -501,7 +501,7 @@ class WatchdogDriver:
         if self._meter is None and self.visible and proc.has_gpu_driver():
             # no descriptor is left for the import: there are other samples
             with contextlib.suppress(ImportError, OSError):
-                from lllaunch.linux.gpu_meter import GpuMeter  # noqa: PLC0415 - seldom
+                from lllaunch.linux.gpus import GpuMeter  # noqa: PLC0415 - seldom
 
                 self._meter = GpuMeter([*self.visible.values()])
         reading = None if self._meter is None else self._meter.take(self._samples)

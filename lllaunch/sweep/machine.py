@@ -25,7 +25,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, Unfit
 from lllaunch.linux.cgroup import Cores, find_cores
-from lllaunch.linux.gpus import PRETEND, Gpu, GpusUnknown, Nvml, list_gpus, pretended_gpus
+from lllaunch.linux.gpus import PRETEND, Gpu, GpusUnknown, Nvml, list_gpus
 from lllaunch.linux.process import Alarm
 from lllaunch.sweep.pool import Lease
 from lllaunch.text import shorten, spans
@@ -168,10 +168,8 @@ def find_machine(
     given, pretended = environ.get(VISIBLE), environ.get(PRETEND)
     why_none = "found no GPU" + ("" if given is None else f" with {VISIBLE}={_shown(given)}")
     try:
-        if pretended is not None and not none_wanted:
-            visible = pretended_gpus(pretended, given)
-        elif not none_wanted:
-            visible = list_gpus(given, nvml)
+        if not none_wanted:
+            visible = list_gpus(given, nvml, pretended)
     except GpusUnknown as unknown:
         why_none = str(unknown)
     except ValueError as error:

@@ -17,9 +17,8 @@ from support.launching import WAIT, gone, until
 from support.nvml import DRIVER
 
 from lllaunch.console.console import Console
-from lllaunch.linux import gpu_meter, proc
-from lllaunch.linux.gpu_meter import GpuMemoryWait, GpuMeter, GpuReading, HeldMemory
-from lllaunch.linux.gpus import GpuUse
+from lllaunch.linux import gpus, proc
+from lllaunch.linux.gpus import GpuMemoryWait, GpuMeter, GpuReading, GpuUse, HeldMemory
 from lllaunch.linux.process import wait_readable
 from lllaunch.run import execute
 from lllaunch.spec import Entrypoint, LaunchSpec, RestartPolicy
@@ -186,7 +185,7 @@ def until_over(wait: GpuMemoryWait) -> list[HeldMemory]:
 def test_it_is_over_when_the_memory_is_free_and_said_once_that_it_takes_time(
     driver: Driver, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_meter, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(gpus, "_SILENT_SECONDS", 0.0)
     driver.hold([11, 99], [12])
     wait = begin(11, 12)
     said: list[HeldMemory] = []
@@ -234,7 +233,7 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 def test_a_restart_waits_for_the_memory_of_the_dead(
     run: Run, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_meter, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(gpus, "_SILENT_SECONDS", 0.0)
     policy = RestartPolicy(gpu_wait=6.5)
     outcome = run.script(HOLDS.format(holders=str(driver.holders)), max_restarts=1, restart=policy)
     assert outcome.state == "succeeded", run.text

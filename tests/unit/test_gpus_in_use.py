@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 from support.nvml import FakeNvml, FakeNvmlError
 
-from lllaunch.linux.gpu_meter import tell_holders
-from lllaunch.linux.gpus import GpusUnknown, GpuUse, gpus_in_use, memory_holders
+from lllaunch.linux.gpus import (
+    GpusUnknown,
+    GpuUse,
+    gpus_in_use,
+    memory_holders,
+    tell_holders,
+)
 
 GIB = 1 << 30
 

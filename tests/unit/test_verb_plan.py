@@ -17,7 +17,7 @@ import yaml
 from support.launching import Project
 from support.verbs import Called, call, listing
 
-from lllaunch.config.values import PRETEND
+from lllaunch.linux.gpus import PRETEND
 from lllaunch.verbs import plan as verb
 
 GOLDEN = Path(__file__).with_name("golden")
