@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from support.launching import until
 
-from cluster.clusters import PORT, Clusters
+from cluster.clusters import LOSES, PORT, PRELOAD, Cluster, Clusters, Node
 from cluster.networks import INTERFACE, Network
 
 
@@ -154,3 +159,126 @@ def test_plans_that_differ_are_an_error_on_every_node_and_start_nothing(
     assert not cluster.seen()
     assert not list(cluster.root.glob("run/*/attempt_*"))
     assert cluster.result()["exit_code"] == 2
+
+
+ETCD_PORT = 2379
+
+
+@pytest.fixture
+def start_etcd(tmp_path: Path) -> Iterator[Callable[[Cluster, int], str]]:
+    """Starts etcd on a machine, and returns its endpoint; it is ended with the test."""
+    if shutil.which("etcd") is None:
+        pytest.skip("there is no etcd (Debian: apt-get install etcd-server)")
+    pytest.importorskip("etcd", reason="there is no python-etcd (pip install lllaunch[etcd])")
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(cluster: Cluster, number: int) -> str:
+        address = cluster.network.address(number)
+        url = f"http://{address}:{ETCD_PORT}"
+        command = [*cluster.network.command(number), "etcd", "--enable-v2", "--data-dir"]
+        with (tmp_path / "etcd.log").open("wb") as log:
+            process = subprocess.Popen(
+                [
+                    *(*command, str(tmp_path / "etcd")),
+                    *("--listen-client-urls", url, "--advertise-client-urls", url),
+                    *("--listen-peer-urls", f"http://{address}:{ETCD_PORT + 1}"),
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        started.append(process)
+        ready = b"ready to serve client requests"
+        until(lambda: ready in (tmp_path / "etcd.log").read_bytes(), "etcd")
+        return f"{address}:{ETCD_PORT}"
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def test_nodes_meet_in_etcd_restart_together_and_go_on_without_node_0(
+    clusters: Clusters, start_etcd: Callable[[Cluster, int], str]
+) -> None:
+    cluster = clusters(2)
+    options = {"nnodes": "1:2", "endpoint": start_etcd(cluster, 1), "backend": "etcd-v2"}
+    _, second = cluster.start_all("launch.max_restarts=1", args=["hold"], settings=LOSES, **options)
+    first = cluster.wait_for(4, 2)
+    # the nodes have come in any order
+    cluster.write(f"fail.{next(each.rank for each in first if each.host == 'host1')}")
+    both = cluster.wait_for(4, 2, first)
+    assert {each.env["TORCHELASTIC_RESTART_COUNT"] for each in both} == {"1"}
+    cluster.network.kill(0)
+    alone = cluster.wait_for(2, 1, [*first, *both])
+    assert {each.host for each in alone} == {"host1"}
+    cluster.go()
+    assert second.ended() == 0
+    assert f"node 0 ({cluster.network.host(0)})" in second.console
+    result = cluster.result(1, "run/node_1")
+    assert result["state"] == "succeeded"
+    assert result["attempts"][0]["state"] == "failed"
+
+
+# all workers compute together; the one whose rank stands in a file fails while the others wait
+COLLECTIVE = """
+import os
+from pathlib import Path
+
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+import torch
+
+total = torch.ones(1)
+dist.all_reduce(total)
+assert total.item() == 4
+rank = dist.get_rank()
+if Path(f"fail.{rank}").exists():
+    raise ValueError(f"rank {rank} is out of data")
+dist.all_reduce(torch.ones(1))
+Path(f"done.{rank}").touch()
+dist.destroy_process_group()
+"""
+
+
+def mixed(cluster: Cluster, host: str) -> tuple[Node, Node]:
+    """Start a torchrun and an lllaunch, as one group; return them in this order.
+
+    The one that is the host has the store, on machine 0.
+    """
+    cluster.write("collective.py", COLLECTIVE)
+    if host == "torchrun":
+        torchrun = cluster.torchrun(0, host=True, script="collective.py")
+        return torchrun, cluster.start(1, PRELOAD, script="collective.py")
+    ours = cluster.start(0, PRELOAD, script="collective.py")
+    return cluster.torchrun(1, script="collective.py"), ours
+
+
+@pytest.mark.parametrize("host", ["torchrun", "lllaunch"])
+def test_a_torchrun_and_an_lllaunch_form_one_group(clusters: Clusters, host: str) -> None:
+    cluster = clusters(2)
+    mixed(cluster, host)
+    assert cluster.ended() == [0, 0]
+    assert len(list(cluster.root.glob("done.*"))) == 4
+    if host == "lllaunch":
+        result = cluster.result()
+        assert result["state"] == "succeeded"
+        # nothing is known of what runs under torchrun
+        assert [each["rank"] for each in result["attempts"][0]["workers"]] == [0, 1]
+
+
+@pytest.mark.parametrize("host", ["torchrun", "lllaunch"])
+def test_a_failure_ends_both(clusters: Clusters, host: str) -> None:
+    cluster = clusters(2)
+    # of machine 1, which does not hold the store
+    cluster.write("fail.2")
+    torchrun, ours = mixed(cluster, host)
+    assert ours.ended() == 3
+    assert torchrun.ended() == 1
+    failing = torchrun if host == "lllaunch" else ours
+    assert "ValueError: rank 2 is out of data" in failing.console
+    # connections of its workers may have broken before torchrun's node ended them
+    who = "rank 2" if failing is ours else ""
+    assert f"Root cause: {who}" in ours.console

@@ -1,4 +1,4 @@
-"""What `python -m lllaunch` does beside running: its verbs, and what it tells CI."""
+"""What `python -m lllaunch` does beside running: its verbs, completion, and what it tells CI."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.launching import WAIT, Project
+from support.launching import WAIT, Project, environment
 from support.left import LeftRun
 
 from lllaunch import verbs
@@ -158,3 +158,49 @@ def test_a_script_runs_where_there_is_nothing_else(tmp_path: Path) -> None:
     assert ended.returncode == 3
     assert "[default1]:1--help" in ended.stderr
     assert sorted(os.listdir(project.root)) == ["my script.py", "outputs"]
+
+
+# What readline gives to the function
+HARNESS = """
+eval "$(lllaunch -sc install=bash)"
+try() {
+    COMP_LINE="$1" COMP_POINT=${#1}
+    local words=($1)
+    [[ "$1" == *" " ]] && words+=("")
+    COMP_CWORD=$((${#words[@]} - 1))
+    hydra_bash_completion
+    printf '<%s>' "${COMPREPLY[@]}"
+    echo
+}
+"""
+
+
+@pytest.mark.timeout(600)
+def test_overrides_and_commands_are_completed_and_nothing_is_written_into_the_prompt(
+    tmp_path: Path,
+) -> None:
+    project = Project(tmp_path)
+    project.experiment("toy", "{entrypoint: train.py}")
+    project.write("train.py", "")
+    path = f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}"
+    expected = {
+        "lllaunch +exp=": "<+exp=toy>",
+        "lllaunch -m plan +exp=": "<>",
+        "lllaunch sh": "<show>",
+        "lllaunch train.py +exp=": "<>",
+        "lllaunch plan +exp=to": "<+exp=toy>",
+        "lllaunch +exp=toy launch.np": "<launch.nproc=>",
+        "lllaunch foo bar +exp=": "<>",
+    }
+    tries = "".join(f"try {line!r}\n" for line in expected)
+    ended = subprocess.run(
+        ["bash", "-c", HARNESS + tries],
+        cwd=project.root,
+        env=environment() | {"PATH": path},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert dict(zip(expected, ended.stdout.splitlines(), strict=True)) == expected
+    assert not ended.stderr

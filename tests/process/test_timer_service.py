@@ -1,4 +1,4 @@
-"""`TimerService`: a FIFO, real processes, and clocks that the test controls."""
+"""`TimerService`: a FIFO, real processes, clocks of the tests, and workers that flood it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.launching import WAIT
 
-from lllaunch.linux.process import wait_readable
+from lllaunch.linux.process import wait, wait_readable
 from lllaunch.testing import FakeClock, open_fds
 from lllaunch.timer import FileTimerRequest
 from lllaunch.timer.service import Expired, TimerService
@@ -293,3 +294,62 @@ def test_the_timers_of_a_process_are_limited(place: Place) -> None:
     assert place.service.dispatch() == []
     place.advance(2.0)
     assert {each.pid for each in place.expired()} == {one.pid, other.pid}
+
+
+# A client gives up on a FIFO that is full for a second, which on a machine that does much else does
+# not say that its server hangs.
+WORK = """
+import sys
+from lllaunch.timer import FileTimerClient, expires, api as module
+module._STUCK = 240.0
+client = FileTimerClient(sys.argv[1])
+for _ in range(int(sys.argv[2])):
+    with expires(after=600, client=client):
+        pass
+"""
+
+
+FLOOD = """
+import os, sys
+fd = os.open(sys.argv[1], os.O_WRONLY)
+while True:
+    os.write(fd, eval(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("garbage", "count", "pairs"),
+    [(None, 8, 10_000), ("b'x\\n' * 2048", 2, 3000), ("b'\\n' * 4096", 2, 3000)],
+    ids=["alone", "beside garbage", "beside empty lines"],
+)
+def test_nothing_is_lost_and_nobody_fails_whatever_others_write(
+    tmp_path: Path, garbage: str | None, count: int, pairs: int
+) -> None:
+    path = str(tmp_path / "timers")
+    service = TimerService(path, owner_of=lambda pid: pid)
+    over = threading.Event()
+
+    def serve() -> None:
+        while not over.is_set():
+            wait((service,), seconds=0.1)
+            service.dispatch()
+
+    server = threading.Thread(target=serve)
+    server.start()
+    floods = [] if garbage is None else [[sys.executable, "-c", FLOOD, path, garbage]]
+    flood = [subprocess.Popen(command) for command in floods]
+    try:
+        command = [sys.executable, "-c", WORK, path, str(pairs)]
+        workers = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(count)]
+        said = [worker.communicate()[1] for worker in workers]
+        assert [each.poll() for each in flood] == [None for _ in flood]
+    finally:
+        for each in flood:
+            each.kill()
+            each.wait()
+        over.set()
+        server.join()
+        service.dispatch()
+        service.close()
+    assert said == [b""] * count
+    assert service.next_in() is None

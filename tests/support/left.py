@@ -1,17 +1,48 @@
-"""Directories as runs and sweeps leave them, for tests in which nothing runs."""
+"""Directories as runs and sweeps leave them, and workers as they end, where nothing runs."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
+from lllaunch.documents import signal_name
 from lllaunch.run.repository import Host
-from lllaunch.run.result import AttemptResult, RootCause, RunResult, WorkerResult, encode_result
+from lllaunch.run.result import (
+    AttemptResult,
+    Ended,
+    RootCause,
+    RunResult,
+    WorkerResult,
+    encode_result,
+)
 from lllaunch.sweep.history import SweepHistory, summary_of, write_summary
 from lllaunch.sweep.journal import Header, OverRecord, Record, encode, read_journal
-from support.ends import placed
+
+T = TypeVar("T", bound=WorkerResult)
+
+
+def ended_by_launcher(code: int, *signums: int, waited_for: tuple[int, ...] = ()) -> Ended:
+    """A worker that the launcher ended."""
+    return Ended(exitcode=code, sent=tuple(map(signal_name, signums)), waited_for=waited_for)
+
+
+def placed(rank: int, worker: T, **fields: Any) -> T:
+    """The worker of a rank that ended so."""
+    return replace(worker, local_rank=rank, rank=rank, **fields)
+
+
+def own(worker: WorkerResult) -> WorkerResult:
+    """A worker with nothing but how it ended."""
+    names = worker.__struct_fields__[len(WorkerResult.__struct_fields__) :]
+    fields = {name: getattr(worker, name) for name in names}
+    if isinstance(worker, Ended):
+        fields["exitcode"] = worker.exitcode
+    return type(worker)(**fields)
+
 
 T0 = 1_700_000_000_000_000_000
 SECOND = 10**9

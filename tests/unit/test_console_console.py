@@ -6,7 +6,7 @@ import io
 
 import pytest
 from msgspec.structs import replace
-from support.ends import placed
+from support.left import placed
 
 from lllaunch.console.console import Console
 from lllaunch.errors import ConfigError, Diagnostic, OutputError

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ends import ended_by_launcher
-from support.left import SECOND, T0, LeftRun, write_lines
+from support.left import SECOND, T0, LeftRun, ended_by_launcher, write_lines
 from support.pages import Seen
 from support.timelines import event, node_records, sample
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from msgspec.structs import replace
-from support.ends import ended_by_launcher
-from support.left import T0, LeftRun, LeftSweep
+from support.left import T0, LeftRun, LeftSweep, ended_by_launcher
 
 from lllaunch.console.report import report_lines
 from lllaunch.errors import ConfigError

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 from msgspec.structs import replace
-from support.ends import ended_by_launcher, own, placed
+from support.left import ended_by_launcher, own, placed
 
 from lllaunch.console.report import report_lines
 from lllaunch.documents import Plain, Said

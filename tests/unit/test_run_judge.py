@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from support.ends import ended_by_launcher, own
+from support.left import ended_by_launcher, own
 
 from lllaunch.console.console import Console
 from lllaunch.errors import ExitCode, for_signal

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.ends import ended_by_launcher, placed
+from support.left import ended_by_launcher, placed
 
 from lllaunch.cluster.rendezvous import Member, Place, Roster, Share
 from lllaunch.errors import RendezvousFailed

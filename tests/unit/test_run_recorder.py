@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 from msgspec.structs import replace
-from support.ends import own
+from support.left import own
 
 from lllaunch.clock import now_ns
 from lllaunch.console.console import Console

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from support.ends import ended_by_launcher, placed
+from support.left import ended_by_launcher, placed
 
 from lllaunch.clock import RunClock
 from lllaunch.events import Orphan
