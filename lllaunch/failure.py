@@ -93,22 +93,6 @@ def _time_of(extra: object, changed_ns: int) -> int:
     return moment("timestamp_ns", _LATEST) or refined or changed_ns
 
 
-def write_error_file(path: str, text: str) -> None:
-    """Writes an error file so that a reader sees all of it or what was there before.
-
-    A target that is no regular file (a pipe, ``/dev/null``) is written to in place, and so is a
-    file whose directory takes no new ones.
-    """
-    contents = text.encode("utf-8", "surrogatepass")
-    target = os.path.realpath(path)
-    if os.path.isfile(target) or not os.path.lexists(target):
-        with contextlib.suppress(PermissionError):
-            replace_file(target, contents)
-            return
-    with open(target, "wb") as file:
-        file.write(contents)
-
-
 # Where a worker begins, before it comes to the user's code.
 _OWN = ("lllaunch.", "importlib.", "_frozen_importlib")
 
@@ -189,12 +173,22 @@ class ErrorHandler:
         self._write(data)
 
     def _write(self, data: dict[str, Any]) -> None:
+        """Write the error file so that a reader sees all of it or what was there before.
+
+        What is no regular file (a pipe, ``/dev/null``) is written to in place, and so is a file
+        whose directory takes no new ones.
+        """
         path, text = os.environ.get("TORCHELASTIC_ERROR_FILE"), json.dumps(data)
         if not path:
             logger.info("TORCHELASTIC_ERROR_FILE is not set; not written: %s", text)
-            return
+            return None
+        target = os.path.realpath(path)
         try:
-            write_error_file(path, text)
+            if os.path.isfile(target) or not os.path.lexists(target):
+                with contextlib.suppress(PermissionError):
+                    return replace_file(target, text.encode())
+            with open(target, "w", encoding="ascii") as file:
+                file.write(text)
         except OSError as error:
             logger.error("the error file %r cannot be written: %s", path, error)  # noqa: TRY400 - the user's own traceback follows; ours would hide it
 

@@ -81,12 +81,11 @@ def named_signals(text: str) -> list[signal.Signals]:
 class SignalSource:
     """A context in which chosen signals are noted, for an event loop, instead of acted on.
 
-    Contexts of one source may be nested; the outermost one counts. Handlers can be set in the main
-    thread only; elsewhere this notes nothing. A signal that is ignored stays ignored, and one that
-    cannot be handled is left as it is. Handlers and the wakeup descriptor that were there are put
-    back, but not in the place of somebody else's that came later. If signals came, and none of them
-    was told to anybody, they come again then: none is lost. A Ctrl-C before that came to nothing
-    (`remember_interrupts`) is noted, too.
+    Handlers can be set in the main thread only; elsewhere this notes nothing. A signal that is
+    ignored stays ignored, and one that cannot be handled is left as it is. Handlers and the wakeup
+    descriptor that were there are put back, but not in the place of somebody else's that came
+    later. If signals came, and none of them was told to anybody, they come again then: none is
+    lost. A Ctrl-C before that came to nothing (`remember_interrupts`) is noted, too.
 
     ``signals``: which; None for those that TORCHELASTIC_SIGNALS_TO_HANDLE names, without it torch's
     but for ``quiet``. ``raises``: whether they raise `SignalException` in the main thread instead,
@@ -133,7 +132,7 @@ class SignalSource:
         self._before: dict[signal.Signals, Any] = {}
         self._wakes, self._raise = not raises, raises
         self._wakeup_before = self._read = self._write = -1
-        self._depth = self._first = 0
+        self._first = 0
         self._noted: list[int] = []
         self._told = False
 
@@ -142,9 +141,6 @@ class SignalSource:
         return self._read
 
     def __enter__(self) -> Self:
-        self._depth += 1
-        if self._depth > 1:
-            return self
         if self._wakes:
             self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         if threading.current_thread() is not threading.main_thread():
@@ -171,19 +167,23 @@ class SignalSource:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._depth -= 1
-        if self._depth:
-            return
         if threading.current_thread() is threading.main_thread():
-            self._put_back()
+            if self._wakes:
+                signal.set_wakeup_fd(self._wakeup_before)
+            if self._stop_was_blocked:
+                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
+            while self._before:
+                signum, handler = self._before.popitem()
+                if signal.getsignal(signum) == self._handle:
+                    signal.signal(signum, signal.SIG_DFL if handler is None else handler)
         for fd in (self._read, self._write):
             if fd >= 0:
                 os.close(fd)
         self._read = self._write = -1
         noted, self._noted = self._noted, []
-        for signum in noted:
-            if signum not in self.quiet and not self._told:
-                signal.raise_signal(signum)
+        for told in noted:
+            if told not in self.quiet and not self._told:
+                signal.raise_signal(told)
         if self.stopping:
             self.stopping = False
             signal.raise_signal(signal.SIGTSTP)
@@ -192,18 +192,7 @@ class SignalSource:
         """In a forked process: end the context. What was noted is for the parent."""
         self._noted.clear()
         self.stopping = False
-        self._depth = 1
         self.__exit__()
-
-    def _put_back(self) -> None:
-        if self._wakes:
-            signal.set_wakeup_fd(self._wakeup_before)
-        if self._stop_was_blocked:
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTSTP})
-        while self._before:
-            signum, handler = self._before.popitem()
-            if signal.getsignal(signum) == self._handle:
-                signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
         if self._stops and signum == signal.SIGTSTP:
