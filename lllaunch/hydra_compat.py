@@ -1,8 +1,8 @@
 """Every private name of Hydra that lllaunch uses, and what it stands for.
 
 Hydra may change these in any release; a test names them all, and looks that each is still there.
-No other module uses one; OmegaConf's are in `lllaunch.omegaconf_compat`. What is imported here
-every Hydra app has imported before its plugins.
+No other module uses one; OmegaConf's are in `lllaunch.config.omegaconf_compat`. What is imported
+here every Hydra app has imported before its plugins.
 """
 
 from __future__ import annotations

@@ -49,12 +49,12 @@ from lllaunch.app.planning import (
     without_hydra,
 )
 from lllaunch.app.sweeper import completed
+from lllaunch.config.omegaconf_compat import root_of
 from lllaunch.config.tree import value_at
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, OutputError
 from lllaunch.files import link_atomic, naming
 from lllaunch.hydra_compat import Seam, keeping_lists
 from lllaunch.locks import LOST_NODE_PATIENCE, PATIENCE
-from lllaunch.omegaconf_compat import root_of
 from lllaunch.results.index import remember
 from lllaunch.run.directory import PLAN, SUBMISSION, RunDirectory
 from lllaunch.secret_names import redacted_overrides

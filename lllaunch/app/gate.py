@@ -29,13 +29,13 @@ from omegaconf.errors import OmegaConfBaseException
 from lllaunch.app.boundary import expect_readable
 from lllaunch.app.planning import PACKAGED, experiment_name, job_name, locating, words_of
 from lllaunch.config.fields import Findings
+from lllaunch.config.omegaconf_compat import own_node, raw_value
 from lllaunch.config.read import Reader
 from lllaunch.config.schema import PRESET_KEYS, PRESET_NAMES
 from lllaunch.config.secrets import EXPOSED, exposed, not_secret, problems_with
 from lllaunch.config.tree import shown_path
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.hydra_compat import BoundedRepository, WatchedLoader
-from lllaunch.omegaconf_compat import own_node, raw_value
 from lllaunch.review.paths import LOCKS, PlanRefused, locks_all, policy_path, tree_top
 from lllaunch.secret_names import literals_in
 

@@ -31,12 +31,12 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobRuntime, configure_log, setup_globals
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from lllaunch.config.omegaconf_compat import root_of
 from lllaunch.config.read import register_resolvers
 from lllaunch.config.schema import schema_node
 from lllaunch.config.tree import leaf_items
 from lllaunch.errors import ConfigError, Diagnostic, NotPicklable, package_missing
 from lllaunch.hydra_compat import ConfigLoaderImpl, ConfigSearchPathImpl, Hydra, watch_apps
-from lllaunch.omegaconf_compat import root_of
 from lllaunch.spawner.protocol import Forked, Function
 from lllaunch.spawner.worker import execute_module, execute_script, library_directories
 from lllaunch.spec import Entrypoint

@@ -39,7 +39,7 @@ from lllaunch.checking.tree import (
 )
 from lllaunch.config.document import wrong
 from lllaunch.config.fields import did_you_mean
-from lllaunch.config.interpolation import may_refer_to
+from lllaunch.config.omegaconf_compat import may_refer_to
 from lllaunch.config.origins import Origins
 from lllaunch.config.plan import hash_of, portable_plan
 from lllaunch.config.schema import is_set

@@ -22,11 +22,10 @@ from hydra.types import RunMode
 from omegaconf import Container, OmegaConf
 
 from lllaunch.config.document import NO_LINES, Lines, lines_of
-from lllaunch.config.interpolation import references
+from lllaunch.config.omegaconf_compat import keeps_defaults_list, references
 from lllaunch.config.schema import PRESET_KEYS, PRESET_NAMES
 from lllaunch.config.tree import dotted, parts_of, shown_path
 from lllaunch.hydra_compat import file_name, merged, read_defaults
-from lllaunch.omegaconf_compat import keeps_defaults_list
 from lllaunch.secret_names import redacted_overrides
 
 if TYPE_CHECKING:

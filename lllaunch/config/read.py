@@ -17,7 +17,15 @@ from omegaconf import MISSING, DictConfig, ListConfig, Node, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from lllaunch.config.fields import Findings
-from lllaunch.config.interpolation import MOST_REFERENCES, interpolations
+from lllaunch.config.omegaconf_compat import (
+    MOST_REFERENCES,
+    counting,
+    interpolations,
+    is_unset,
+    own_node,
+    raw_value,
+    resolvers,
+)
 from lllaunch.config.secrets import (
     holds_env,
     literals,
@@ -28,7 +36,6 @@ from lllaunch.config.secrets import (
 )
 from lllaunch.config.tree import BROKEN, DEEPEST, MOST_VALUES, Tree, Withheld, parts_of, value_at
 from lllaunch.errors import ConfigError, Diagnostic, Unfit
-from lllaunch.omegaconf_compat import counting, is_unset, own_node, raw_value, resolvers
 from lllaunch.secret_names import is_secret_name, source_for
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeGuard
 
-from lllaunch.config.interpolation import interpolations
+from lllaunch.config.omegaconf_compat import interpolations
 from lllaunch.config.tree import value_at
 from lllaunch.errors import Diagnostic
 from lllaunch.secret_names import is_literal_secret, is_telling_name, source_for

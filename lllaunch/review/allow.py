@@ -25,15 +25,14 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.cluster.address import parse_endpoint
 from lllaunch.config.fields import Findings
-from lllaunch.config.interpolation import interpolations
 from lllaunch.config.locate import Objects, import_path, locate_main
+from lllaunch.config.omegaconf_compat import interpolations, own_node, raw_value
 from lllaunch.config.read import Reader, watching
 from lllaunch.config.secrets import mentions_env
 from lllaunch.config.tree import DEEPEST, MOST_VALUES, conceal, show, written_key
 from lllaunch.errors import Diagnostic
 from lllaunch.files import is_below
 from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER
-from lllaunch.omegaconf_compat import own_node, raw_value
 from lllaunch.review.paths import POLICY_FILE, POLICY_VARIABLE
 from lllaunch.review.policy import Forms, Policy, fits, fits_any, is_within
 from lllaunch.spec import Entrypoint, LaunchSpec, rank_key

@@ -21,7 +21,7 @@ from lllaunch.checking.check import (
 from lllaunch.checking.findings import merged
 from lllaunch.checking.tree import ConfigFile, Experiment
 from lllaunch.config.document import lines_of
-from lllaunch.config.interpolation import may_refer_to
+from lllaunch.config.omegaconf_compat import may_refer_to
 from lllaunch.config.origins import Layer, Origin, origins_of
 
 

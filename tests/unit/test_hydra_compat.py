@@ -33,7 +33,7 @@ from lllaunch.hydra_compat import (
 )
 
 ROOT = Path(__file__).parents[2]
-COMPAT = [ROOT / "lllaunch" / f"{name}_compat.py" for name in ("hydra", "omegaconf")]
+COMPAT = [ROOT / "lllaunch" / f"{name}_compat.py" for name in ("hydra", "config/omegaconf")]
 
 PRIVATE_MODULE = re.compile(r"hydra\._|omegaconf\._|omegaconf\.basecontainer")
 

@@ -1,18 +1,86 @@
-"""What the ``${...}`` in a text refer to, by OmegaConf's own grammar."""
+"""What OmegaConf's public names do not tell: its private ones, and what ``${...}`` refer to.
+
+No other module uses a private name of its; Hydra's are in `lllaunch.hydra_compat`. A batch job
+reads its plan without Hydra.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from antlr4 import ParserRuleContext  # type: ignore[import-untyped]  # it ships no types
+from omegaconf import Container
+
+# what dictionaries and lists have in common
+from omegaconf.basecontainer import BaseContainer
 from omegaconf.errors import GrammarParseError
 from omegaconf.grammar.gen.OmegaConfGrammarParser import OmegaConfGrammarParser
 from omegaconf.grammar_parser import parse
 
 from lllaunch.config.tree import dotted
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig, ListConfig
+
+
+def resolvers() -> dict[str, Any]:
+    """Return OmegaConf's own table of resolvers; there is no public way to put one back."""
+    found: dict[str, Any] = BaseContainer._resolvers
+    return found
+
+
+@contextlib.contextmanager
+def counting(count: Callable[[], object]) -> Iterator[None]:
+    """Call a function before OmegaConf resolves a text, each time that this is referred to.
+
+    With ``a1: ${a0}${a0}``, ``a2: ${a1}${a1}`` and so on thirty short lines come to 10 GB. What the
+    function raises ends that, as an error of OmegaConf's.
+    """
+    owner: Any = Container
+    original = owner.resolve_parse_tree
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        count()
+        return original(*args, **kwargs)
+
+    owner.resolve_parse_tree = counted
+    try:
+        yield
+    finally:
+        owner.resolve_parse_tree = original
+
+
+def own_node(container: DictConfig | ListConfig, key: Any) -> Any:
+    """Return the node at a key as it stands there, unresolved; None if there is none."""
+    return container._get_node(key, validate_access=False)
+
+
+def raw_value(node: Any) -> Any:
+    """Return what a node holds, unresolved."""
+    return node._value()
+
+
+def root_of(node: Any) -> Any:
+    """Return the config that a node is in."""
+    return node._get_root()
+
+
+def keeps_defaults_list(config: Container) -> bool:
+    """Return whether the defaults list of a config is still in it: it is a dataclass's."""
+    return bool(config._get_flag("HYDRA_REMOVE_TOP_LEVEL_DEFAULTS"))
+
+
+def is_unset(error: Exception, variable: str) -> bool:
+    """Return whether ``oc.env`` failed since a variable is not set."""
+    return f"{variable!r} not found" in str(error)
+
+
+# References
+
 
 MOST_REFERENCES = 1_000
 """That one text may have, and that one value may come to: each takes a millisecond."""
