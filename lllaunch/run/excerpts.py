@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import textwrap
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +21,7 @@ from lllaunch.documents import as_object
 from lllaunch.failure import read_error_file
 from lllaunch.files import read_bytes, read_text
 from lllaunch.run.observer import WorkerError
-from lllaunch.run.result import CalledExit, Excerpt, ReturnValue, RootCause
+from lllaunch.run.result import CalledExit, DiskFull, Excerpt, ReturnValue, RootCause
 from lllaunch.spawner.evidence import CRASH, EXIT_FILE, INLINE_LIMIT, TRACE_FILE
 from lllaunch.text import clean
 from lllaunch.watchdog.evidence import LIBRARY, WRAPPERS, Frame, is_own
@@ -29,8 +30,8 @@ from lllaunch.workers.log_files import LOGS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from lllaunch.run.observer import WorkerRecord
     from lllaunch.run.result import RunResult
-    from lllaunch.watchdog.evidence import RankTrace
 
 
 _TITLE = "Traceback (most recent call last):"
@@ -180,6 +181,11 @@ LINES = 20
 _TAIL_BYTES = 64 * 1024
 _LINE_CHARACTERS = 400
 _FILE_BYTES = 16 << 20
+# A file system with less free than this is full, bytes: one traceback may take that.
+_ROOM = 64 * 1024
+# What an exception says of which more stands in standard error: by torch's anomaly mode, or by a
+# kernel.
+_WRITTEN = re.compile(r"' returned nan values in|device-side assert")
 # What gloo says when another rank sends more than fits.
 _OTHER_SIZE = re.compile(r"(\d+) vs (\d+)\. Received data size doesn't match expected size")
 # What a thread of a CUDA kernel says.
@@ -228,6 +234,39 @@ def tail(path: str, lines: int = LINES, hide: Callable[[str], str] = str) -> Exc
     return Excerpt(path, found[-lines:], cut=cut or len(found) > lines)
 
 
+def read_evidence(worker: WorkerRecord, hide: Callable[[str], str] = str) -> None:
+    """Read what a worker that has ended wrote of that."""
+    assert worker.exited is not None
+    code, files = worker.exited.exitcode, worker.files
+    if files.error and code >= 0:
+        worker.exit_call = read_exit_call(files.error, code, hide)
+    if files.error and code:
+        worker.error = read_error(files.error, hide)
+        with contextlib.suppress(OSError):
+            trace = read_bytes(os.path.join(files.directory, TRACE_FILE), _FILE_BYTES)
+            from lllaunch.watchdog.collectives import read_trace  # noqa: PLC0415 - seldom there
+
+            worker.trace = read_trace(trace, worker.rank, ended=True)
+    if code > 0 and not os.path.exists(files.error):
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(files.directory)
+            total, free = (n * disk.f_frsize for n in (disk.f_blocks, disk.f_bavail))
+            if free < _ROOM:
+                worker.disk = DiskFull(code, files.directory, total, free)
+    if code < 0 and not worker.sent:
+        worker.crash = read_crash(files.directory, files.stderr, hide)
+    aborted = code == -signal.SIGABRT and not worker.sent
+    if aborted or (worker.error and _WRITTEN.search(worker.error.message)):
+        excerpt = tail(files.stderr, 100 * LINES, hide)
+        text = "" if excerpt is None else "\n".join(excerpt.lines)
+        _, found, after = text.rpartition("Traceback of forward call that caused the error:")
+        worker.forward = users_call(f"{_TITLE}{after.partition(_TITLE)[0]}") if found else None
+        if check := _KERNEL_CHECK.search(text):
+            worker.kernel_check = f"{check[2]} ({check[1]})"
+        if sizes := _OTHER_SIZE.search(text):
+            worker.misfit = int(sizes[1]), int(sizes[2])
+
+
 def read_crash(directory: str, stderr: str, hide: Callable[[str], str] = str) -> tuple[Frame, ...]:
     """Returns where a worker stood when a fatal signal ended it, if Python wrote that.
 
@@ -245,29 +284,6 @@ def read_crash(directory: str, stderr: str, hide: Callable[[str], str] = str) ->
         if found >= 0 or path != stderr:
             return crash_frames(clean_text(hide(text[max(0, found) :])))
     return ()
-
-
-def read_misfit(stderr: str, hide: Callable[[str], str] = str) -> tuple[int, int] | None:
-    """Returns what gloo aborted a worker for: bytes that came, and that its call has room for."""
-    excerpt = tail(stderr, hide=hide)
-    lines = excerpt.lines if excerpt is not None else ()
-    found = (_OTHER_SIZE.search(line) for line in lines)
-    return next(((int(sizes[1]), int(sizes[2])) for sizes in found if sizes), None)
-
-
-def read_forward_call(stderr: str, hide: Callable[[str], str] = str) -> Frame | None:
-    """Return the user's call whose gradient is NaN, as torch's anomaly mode writes to stderr."""
-    excerpt = tail(stderr, 100 * LINES, hide)
-    text = "" if excerpt is None else "\n".join(excerpt.lines)
-    _, found, after = text.rpartition("Traceback of forward call that caused the error:")
-    return users_call(f"{_TITLE}{after.partition(_TITLE)[0]}") if found else None
-
-
-def read_kernel_check(stderr: str, hide: Callable[[str], str] = str) -> str:
-    """Return the check of a CUDA kernel that failed, which each of its threads writes to stderr."""
-    excerpt = tail(stderr, 100 * LINES, hide)
-    found = map(_KERNEL_CHECK.search, () if excerpt is None else excerpt.lines)
-    return next((f"{check[2]} ({check[1]})" for check in found if check), "")
 
 
 def without_dump(lines: Iterable[str]) -> tuple[str, ...]:
@@ -321,17 +337,6 @@ def read_exit_call(
         return CalledExit(exitcode, str(code), *place)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-
-
-def read_collectives(directory: str, rank: int) -> RankTrace | None:
-    """Reads which collectives a worker had come to at last; None if that is not known."""
-    try:
-        data = read_bytes(os.path.join(directory, TRACE_FILE), _FILE_BYTES)
-    except OSError:
-        return None
-    from lllaunch.watchdog.collectives import read_trace  # noqa: PLC0415 - seldom there
-
-    return read_trace(data, rank, ended=True)
 
 
 def clean_text(text: str) -> str:

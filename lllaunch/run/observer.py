@@ -49,8 +49,6 @@ if TYPE_CHECKING:
 
 # Ends that memory has to do with: SIGBUS by way of a full /dev/shm.
 _MEMORY_SIGNALS = {-signal.SIGKILL, -signal.SIGBUS}
-# A file system with less free than this is full, bytes: one traceback may take that.
-_ROOM = 64 * 1024
 _OF_WATCHDOG = frozenset({"hang", "timeout", "oom"})
 
 
@@ -386,18 +384,9 @@ class RunObserver:
         if worker is attempt.preflight:
             return event
         self._note_progress(worker)
-        directory = worker.files.directory
         with contextlib.suppress(OSError):
-            if os.stat(crash := f"{directory}/{CRASH}").st_size == 0:
+            if os.stat(crash := f"{worker.files.directory}/{CRASH}").st_size == 0:
                 os.unlink(crash)
-        if event.exitcode > 0 and not os.path.exists(worker.files.error):
-            with contextlib.suppress(OSError):
-                disk = os.statvfs(directory)
-                total, free = (n * disk.f_frsize for n in (disk.f_blocks, disk.f_bavail))
-                if free < _ROOM:
-                    from lllaunch.run.result import DiskFull  # noqa: PLC0415 - as below
-
-                    worker.disk = DiskFull(event.exitcode, directory, total, free)
         # What it started may have been killed for want of memory, and it fails for that.
         if not worker.was_asked and (event.exitcode > 0 or event.exitcode in _MEMORY_SIGNALS):
             worker.memory = self._read()
@@ -421,26 +410,11 @@ class RunObserver:
 
     def _read_files(self, worker: WorkerRecord) -> None:
         """Read, once, what a worker wrote of its end."""
-        exited, files = worker.exited, worker.files
-        if exited is None or worker.was_read:
-            return
-        worker.was_read = True
-        from lllaunch.run import excerpts  # noqa: PLC0415 - imported by now
+        if worker.exited is not None and not worker.was_read:
+            worker.was_read = True
+            from lllaunch.run.excerpts import read_evidence  # noqa: PLC0415 - imported by now
 
-        if files.error and exited.exitcode >= 0:
-            worker.exit_call = excerpts.read_exit_call(files.error, exited.exitcode, self.hide)
-        if files.error and exited.exitcode:
-            worker.error = excerpts.read_error(files.error, self.hide)
-            said = worker.error.message if worker.error else ""
-            if "' returned nan values in" in said:
-                worker.forward = excerpts.read_forward_call(files.stderr, self.hide)
-            if "device-side assert" in said:
-                worker.kernel_check = excerpts.read_kernel_check(files.stderr, self.hide)
-            worker.trace = excerpts.read_collectives(files.directory, worker.rank)
-        if exited.exitcode == -signal.SIGABRT and not worker.sent:
-            worker.misfit = excerpts.read_misfit(files.stderr, self.hide)
-        if exited.exitcode < 0 and not worker.sent:
-            worker.crash = excerpts.read_crash(files.directory, files.stderr, self.hide)
+            read_evidence(worker, self.hide)
 
     def _sent(self, signum: int, ranks: Iterable[int] | None = None) -> None:
         """Take note that a signal is about to be sent to workers, by default all that live."""

@@ -12,17 +12,17 @@ from msgspec.structs import replace
 from support.left import ended_by_launcher, placed
 
 from lllaunch.clock import RunClock
-from lllaunch.events import Orphan
+from lllaunch.events import Exited, Orphan
 from lllaunch.heartbeats import RESULT_FILE, report
 from lllaunch.run.excerpts import (
     INLINE_LIMIT,
     clean_lines,
     find_return_value,
     read_error,
-    read_forward_call,
-    read_kernel_check,
+    read_evidence,
     tail,
 )
+from lllaunch.run.observer import WorkerFiles, WorkerRecord
 from lllaunch.run.repository import Host
 from lllaunch.run.result import (
     AttemptResult,
@@ -299,6 +299,17 @@ def test_causes_explain_themselves(cause, text):
     assert str(cause) == text
 
 
+def left_by(place: Path, said: str) -> WorkerRecord:
+    """What is known of a worker that has raised, and writes to ``place``."""
+    (place / "error.json").write_text(json.dumps({"message": said}))
+    files = WorkerFiles(
+        str(place), stderr=str(place / "stderr.log"), error=str(place / "error.json")
+    )
+    worker = WorkerRecord(0, 0, files, exited=Exited(0, 1, 1, 9))
+    read_evidence(worker)
+    return worker
+
+
 def test_the_check_that_failed_in_a_kernel_is_read(tmp_path: Path) -> None:
     stderr = tmp_path / "stderr.log"
     at = (
@@ -306,8 +317,11 @@ def test_the_check_that_failed_in_a_kernel_is_read(tmp_path: Path) -> None:
     )
     lines = [f"{at}, thread: [{i},0,0] Assertion `index < size` failed." for i in range(4)]
     stderr.write_text("\n".join([*lines, "Traceback (most recent call last):"]))
-    assert read_kernel_check(str(stderr)) == "`index < size` (Indexing.cu)"
-    assert not read_kernel_check(str(tmp_path / "none"))
+    said = "RuntimeError: CUDA error: device-side assert triggered"
+    assert left_by(tmp_path, said).kernel_check == "`index < size` (Indexing.cu)"
+    assert not left_by(tmp_path, "ValueError: no").kernel_check
+    stderr.unlink()
+    assert not left_by(tmp_path, said).kernel_check
 
 
 def test_of_a_gradient_that_is_nan_the_forward_call_is_read(tmp_path: Path) -> None:
@@ -322,7 +336,7 @@ def test_of_a_gradient_that_is_nan_the_forward_call_is_read(tmp_path: Path) -> N
         '  File "/home/train.py", line 5, in loss\n    wrong.backward()\n'
         "RuntimeError: Function 'SqrtBackward0' returned nan values in its 0th output.\n"
     )
-    found = read_forward_call(str(stderr))
-    assert str(found) == "/home/train.py:4 in loss"
+    said = "RuntimeError: Function 'SqrtBackward0' returned nan values in its 0th output."
+    assert str(left_by(tmp_path, said).forward) == "/home/train.py:4 in loss"
     stderr.write_text(stderr.read_text().partition("Traceback of forward")[2])
-    assert read_forward_call(str(stderr)) is None
+    assert left_by(tmp_path, said).forward is None
