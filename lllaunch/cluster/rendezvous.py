@@ -19,10 +19,10 @@ import signal
 import socket
 import time
 import zlib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from msgspec.structs import replace
@@ -39,11 +39,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 # torch's own (torch.distributed.elastic.agent.server)
-_ROLE_INFO = "torchelastic/role_info/"
-_ASSIGNED = "torchelastic/assigned_ranks/"
 _TERMINAL = "torchelastic/agent/terminal_state"
 _RENDEZVOUS = "torch.distributed.elastic.rendezvous"
-_IDENTICAL = "TORCH_ELASTIC_WORKER_IDENTICAL"
 
 # Between two looks at whether an answer is still wanted, seconds.
 _MOMENT_SECONDS = 0.5
@@ -72,21 +69,6 @@ class Share(NamedTuple):
     world_size: int
     base_role_rank: int
     role_world_size: int
-
-
-def shares(nodes: Sequence[tuple[str, int]]) -> list[Share]:
-    """Lay out the workers of all nodes, one node after the other.
-
-    ``nodes``: role and number of workers of every node, by group rank.
-    """
-    of_role: Counter[str] = Counter()
-    for role, size in nodes:
-        of_role[role] += size
-    found, before = [], Counter[str]()
-    for role, size in nodes:
-        found.append(Share(before.total(), of_role.total(), before[role], of_role[role]))
-        before[role] += size
-    return found
 
 
 class Member(Record, frozen=True):
@@ -209,20 +191,6 @@ class Hello(Record, frozen=True):
     node_rank: int | None = None
 
 
-def packed(text: bytes) -> bytes:
-    """Return a text as it is stored where each node reads what all have said.
-
-    A thousand rosters of a thousand nodes are hundreds of MB; what nodes say of themselves is
-    nearly the same.
-    """
-    return zlib.compress(text, 1)
-
-
-def unpacked(data: bytes) -> bytes:
-    """Return what `packed` has packed."""
-    return zlib.decompress(data)
-
-
 def missing_text(hello: Sequence[Hello], expected: int) -> str:
     """Return who has come, for a rendezvous that was not complete in time."""
     names: list[str] = []
@@ -297,33 +265,6 @@ def torchs_keep_alive(nodes: Nodes) -> tuple[float, float]:
     """Return the same of torch's rendezvous, whose signs of life cost more than ours."""
     interval = nodes.conf.get("keep_alive_interval", keep_alive_interval(nodes.max_nodes))
     return float(interval), keep_alive(nodes)[1]
-
-
-def agree(
-    store: Any,
-    group_rank: int,
-    group_world_size: int,
-    role: str,
-    nproc: int,
-    lay_out: Callable[[Sequence[tuple[str, int]]], None] = lambda _: None,
-) -> Share:
-    """Find out where this node's workers begin, as torch's agents do.
-
-    Group rank 0 calls ``lay_out`` with what all nodes have said, before they hear from it.
-    """
-    if os.environ.get(_IDENTICAL) == "1":
-        # All nodes are said to be alike: nothing needs to be exchanged.
-        lay_out([(role, nproc)] * group_world_size)
-        return shares([(role, nproc)] * group_world_size)[group_rank]
-    mine = {"role": role, "rank": group_rank, "local_world_size": nproc}
-    store.set(f"{_ROLE_INFO}{group_rank}", json.dumps(mine).encode())
-    if group_rank == 0:
-        texts = store.multi_get([f"{_ROLE_INFO}{rank}" for rank in range(group_world_size)])
-        nodes = [(node["role"], node["local_world_size"]) for node in map(json.loads, texts)]
-        lay_out(nodes)
-        keys = [f"{_ASSIGNED}{rank}" for rank in range(group_world_size)]
-        store.multi_set(keys, [json.dumps(share).encode() for share in shares(nodes)])
-    return Share(*json.loads(store.get(f"{_ASSIGNED}{group_rank}")))
 
 
 def arrive(store: Any, size: int) -> bool:
@@ -540,16 +481,21 @@ class Rendezvous:
         self.round.set(f"member/{rank}", encode_record(member).decode())
         before = self.place.roster.members if self.place is not None else ()
 
-        def lay_out(nodes: Sequence[tuple[str, int]]) -> None:
-            roster = Roster.of(self._members(len(nodes), before))
-            self.round.set("roster", packed(encode_record(roster)))
-
-        share = agree(info.store, rank, size, self._role, self._nproc, lay_out)
-        if before or self.round.check(["roster"]):
-            roster = decode_record(unpacked(self.round.get("roster")), Roster)
+        # where this node's workers begin, as torch's agents find it out; all have said who they are
+        # before anybody knows it
+        agent = import_module("torch.distributed.elastic.agent.server.api").SimpleElasticAgent
+        spec = SimpleNamespace(role=self._role, local_world_size=self._nproc)
+        first, *_ = agent._assign_worker_ranks(None, info.store, rank, size, spec)
+        share = Share(first.global_rank, first.world_size, first.role_rank, first.role_world_size)
+        known = before[:1] if static else ()
+        if rank and (any(known) or self.round.check(["member/0"])):
+            roster = decode_record(zlib.decompress(self.round.get("roster")), Roster)
         else:
-            # group rank 0 runs torchrun
-            roster = Roster.of(self._members(size))
+            # of a group whose first node runs torchrun each finds out for itself
+            roster = Roster.of(self._members(size, before))
+            if rank == 0:
+                # a thousand of a thousand nodes are hundreds of MB, in which most is the same
+                self.round.set("roster", zlib.compress(encode_record(roster), 1))
         self._rounds += 1
         self.place = Place(
             group_rank=rank,
@@ -693,7 +639,7 @@ class Rendezvous:
             # etcd's knows no way to
             for key in [f"look/{number}", *keys.values()]:
                 store.delete_key(key)
-        return {rank: unpacked(answer) for rank, answer in found.items()}
+        return {rank: zlib.decompress(answer) for rank, answer in found.items()}
 
     def has_finished(self) -> bool:
         """Return whether all have arrived, where some nodes run torchrun."""

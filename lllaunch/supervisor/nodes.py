@@ -18,6 +18,7 @@ import signal
 import socket
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
@@ -36,7 +37,6 @@ from lllaunch.cluster.rendezvous import (
     collect,
     keep_alive,
     load_torch,
-    packed,
     result_key,
     torchs_keep_alive,
 )
@@ -417,7 +417,7 @@ class NodeGroup:
         """Answer what another node has asked; waits for nothing."""
         link = self._link
         if link is not None:
-            text = packed(json.dumps(answer).encode())
+            text = zlib.compress(json.dumps(answer).encode(), 1)
             link.do(lambda: link.rendezvous.put(f"look/{number}", text))
 
     # What is told
