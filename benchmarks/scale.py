@@ -430,7 +430,6 @@ def _members(nodes: int) -> tuple[Member, ...]:
             plan="0123456789abcdef" * 4,
             directory=f"/scratch/experiments/2026-11-22/12-00-00/node_{number}",
             token="0123456789abcdef",  # noqa: S106 - names a directory
-            clock_offset=random.uniform(-0.01, 0.01),
         )
         for number in range(nodes)
     )

@@ -778,42 +778,6 @@ class _Watch(nodes_module._Watch):
             self._node.world.later(0.0, self._next)
 
 
-class _Thread:
-    """Node 0 answers greetings."""
-
-    def __init__(self, name: str, work: Callable[[], object]) -> None:  # noqa: ARG002 - in turns
-        self._node = World.present.node
-        self._number = 1
-
-    def join(self, timeout: float | None = None) -> None:
-        """Nothing is to be waited for."""
-
-    def start(self) -> None:
-        world = self._node.world
-        assert world.task is not None
-        world.task.once(lambda: world.later(0.0, self._next))
-
-    def _next(self) -> None:
-        link = self._node.group.link
-        if link is None:
-            return
-        store = link.base
-
-        def work() -> bool:
-            """Do what `Rendezvous.answer_greetings` does in a turn."""
-            has_come = rendezvous.are_set(store, [f"hello/{self._number}"], 60.0)
-            if has_come:
-                store.set(f"clock/{self._number}", str(rendezvous.now_ns()))
-            return has_come
-
-        _Task(self._node, work, self._answered).run()
-
-    def _answered(self, answered: Any, error: Exception | None) -> None:
-        if error is None:
-            self._number += bool(answered)
-            self._next()
-
-
 class _Group(NodeGroup):
     """The nodes of a run, as one of them sees them."""
 
@@ -1282,7 +1246,6 @@ class World:
                 ("Rendezvous", _Connection),
                 ("_Link", _Link),
                 ("_Watch", _Watch),
-                ("_Thread", _Thread),
                 ("local_address", lambda *_: self.node.address),
                 ("network_name", lambda: self.node.hostname),
             ):

@@ -44,10 +44,6 @@ _RENDEZVOUS = "torch.distributed.elastic.rendezvous"
 
 # Between two looks at whether an answer is still wanted, seconds.
 _MOMENT_SECONDS = 0.5
-# What a read of node 0's clock may take, seconds.
-_CLOCK_SECONDS = 2.0
-# One wait for somebody who may come or not, seconds.
-_LONGEST_WAIT = 60.0
 _LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 # What the workers of all nodes may be idle by, and when those are that have ended.
 _IDLE_KINDS = ("stall", "silence", "spin", "progress")
@@ -85,8 +81,6 @@ class Member(Record, frozen=True):
     restarts: int = 0
     directory: str = ""  # where it writes, absolute
     token: str = ""  # what it found in the run's directory of who else is there; empty if nothing
-    # seconds that its clock is ahead of node 0's; None if it is not known
-    clock_offset: float | None = None
 
 
 class Roster(Record, frozen=True):
@@ -177,6 +171,8 @@ class Place(Record, frozen=True):
     roster: Roster
     attempt: int
     restarts: int
+    # seconds that this node's clock is ahead of node 0's; None if there is no such node
+    clock_offset: float | None = None
 
     @property
     def size(self) -> int:
@@ -267,14 +263,6 @@ def torchs_keep_alive(nodes: Nodes) -> tuple[float, float]:
     return float(interval), keep_alive(nodes)[1]
 
 
-def arrive(store: Any, size: int) -> bool:
-    """Take note at torch's exit barrier that this node is done; return whether it was the last."""
-    last = bool(store.add(f"{_TERMINAL}/num_members", 1) == size)
-    if last:
-        store.set(f"{_TERMINAL}/last_member", b"1")
-    return last
-
-
 class Rendezvous:
     """This node's connection to the rendezvous of a run."""
 
@@ -286,14 +274,11 @@ class Rendezvous:
         self._role = role
         self._nproc = nproc
         self._handler: Any = None
-        self._greeted = False
         self._rounds = 0
         self._torch_store: Any = None
         # what nodes tell each other in the run, and in the present round; None before there is one
         self.base: Any = None
         self.round: Any = None
-        # seconds that this node's clock is ahead of node 0's; None if not known
-        self.clock_offset: float | None = None
         # where this node stands in the present round; None before the first
         self.place: Place | None = None
 
@@ -320,6 +305,9 @@ class Rendezvous:
                 raise RendezvousFailed(why, self._what_to_set())
         try:
             self._make_handler()
+            if self.base is not None:
+                hello = encode_record(Hello(socket.gethostname(), nodes.node_rank)).decode()
+                self.base.set(f"hello/{self.base.add('hello', 1)}", hello)
         except Exception as error:  # torch raises several types, some of them its own C++ ones
             raise RendezvousFailed(*self._why_not(error)) from error
 
@@ -398,47 +386,6 @@ class Rendezvous:
             )
         return "node 0 is the one with launch.node_rank=0; is it started, and the port open?"
 
-    def greet(self) -> bool:
-        """Say that this node is there, and find out how its clock differs from node 0's.
-
-        Returns whether that was done now: not before there is a store, and once.
-
-        Raises:
-            RendezvousFailed: the store is gone.
-        """
-        if self.base is None or self._greeted:
-            return False
-        self._greeted = True
-        try:
-            number = self.base.add("hello", 1)
-            said = encode_record(Hello(socket.gethostname(), self._nodes.node_rank)).decode()
-            sent = now_ns()
-            self.base.set(f"hello/{number}", said)
-            if self._nodes.node_rank == 0:
-                self.clock_offset = 0.0
-            elif are_set(self.base, [f"clock/{number}"], _CLOCK_SECONDS):
-                received = now_ns()
-                theirs = int(self.base.get(f"clock/{number}"))
-                self.clock_offset = ((sent + received) // 2 - theirs) / 1e9
-        except RuntimeError as error:
-            text = f"the rendezvous at {self._at} failed: {_innermost(error)}"
-            raise RendezvousFailed(text, self._what_to_set()) from error
-        return True
-
-    def answer_greetings(self, stopped: Callable[[], bool]) -> None:
-        """Tell whoever comes what time it is here; for node 0, until it is stopped."""
-        store = _another(self.base)
-        number = 1
-        while not stopped():
-            # `knock` ends the wait
-            if are_set(store, [f"hello/{number}"], _LONGEST_WAIT):
-                store.set(f"clock/{number}", str(now_ns()))
-                number += 1
-
-    def knock(self) -> None:
-        """Wake who answers greetings, so that it sees that it is over."""
-        self.base.set(f"hello/{self.base.add('hello', 1)}", "{}")
-
     def join(self, member: Callable[[], Member]) -> Place:
         """Meet the other nodes, which must have a plan in common, and agree on ranks.
 
@@ -472,7 +419,7 @@ class Rendezvous:
         if self.base is None:
             self.base = _below("lllaunch/run", info.store)
         # a static rendezvous has one store for all rounds
-        static = self._nodes.backend == "static"
+        nodes, static = self._nodes, self._nodes.backend == "static"
         self.round = _below(f"lllaunch/{self._rounds}" if static else "lllaunch", info.store)
         rank, size = info.rank, info.world_size
         self.round.set(f"alive/{rank}", "0")
@@ -496,6 +443,13 @@ class Rendezvous:
             if rank == 0:
                 # a thousand of a thousand nodes are hundreds of MB, in which most is the same
                 self.round.set("roster", zlib.compress(encode_record(roster), 1))
+        offset = 0.0 if nodes.node_rank == 0 else None
+        if nodes.node_rank == 0:
+            # all others wait for it by now
+            self.round.set("clock", str(now_ns()))
+        elif any(each is not None and each.node_rank == 0 for each in roster.members):
+            at = int(self.round.get("clock"))
+            offset = (now_ns() - at) / 1e9
         self._rounds += 1
         self.place = Place(
             group_rank=rank,
@@ -506,6 +460,7 @@ class Rendezvous:
             roster=roster,
             attempt=roster.attempt,
             restarts=roster.restarts,
+            clock_offset=offset,
         )
         return self.place
 
@@ -586,7 +541,9 @@ class Rendezvous:
         # where no worker is left none does anything any more
         mine = [f"{kind}/{self._here.group_rank}" for kind in _IDLE_KINDS]
         self.round.multi_set(mine, [str(_FOR_EVER)] * len(mine))
-        last = arrive(self._torch_store, self._here.size)
+        last = self._torch_store.add(f"{_TERMINAL}/num_members", 1) == self._here.size
+        if last:
+            self._torch_store.set(f"{_TERMINAL}/last_member", b"1")
         if self._nodes.backend == "static":
             # torch's counts all rounds
             last = self.round.add("arrived", 1) == self._here.size

@@ -125,7 +125,8 @@ class RunNodes(NodeGroup):
                 hide = self._observer.hide
                 # of a node nobody asks for its host
                 alone = replace(outcome, host=None, build=None)
-                self.give_result(plain_result(alone, hide))
+                offset = None if self.place is None else self.place.clock_offset
+                self.give_result({**plain_result(alone, hide), "clock_offset": offset})
                 return None
             waits = over and not signals.received()
             found = self.results(self._grace_period + _LAST_WORDS if waits else 1.0, signals)
@@ -165,10 +166,11 @@ def merged(
             directory=member.directory,
             shared=bool(token) and member.token == token,
             said=lost.get(name, ""),
-            clock_offset=member.clock_offset,
+            clock_offset=0.0 if member.node_rank == 0 else None,
         )
         parts = [(present, own)] if member.node_rank == 0 else []
         for attempt, document in results.get(name, ()):
+            node = replace(node, clock_offset=document.get("clock_offset"))
             with contextlib.suppress(ValueError):
                 told = as_result(document, member.directory)
                 if told is not None:

@@ -124,8 +124,6 @@ class NodeGroup:
         # While it is held the descriptor above is not closed.
         self._open = threading.Lock()
         self._news: deque[tuple[object, object]] = deque()
-        self._clock: _Thread | None = None
-        self._closed = False
         self._link: _Link | None = None
         self._watch: _Watch | None = None
         self._joined = False
@@ -177,28 +175,16 @@ class NodeGroup:
         """
         self._stop_listening()
         self._news.clear()
-        link = self._linked()
+        link, first = self._linked(), not self._joined
         rendezvous = link.rendezvous
 
         def member() -> Member:
-            return replace(
-                self._member,
-                attempt=attempt,
-                restarts=restarts,
-                token=self.token(),
-                clock_offset=rendezvous.clock_offset,
-            )
-
-        first = not self._joined
+            return replace(self._member, attempt=attempt, restarts=restarts, token=self.token())
 
         def meet() -> Place:
             if first:
                 rendezvous.connect(self.say, link.given_up.is_set)
-                self._greet(link)
-            place = rendezvous.join(member)
-            if first:
-                self._greet(link)
-            return place
+            return rendezvous.join(member)
 
         if self._nodes.backend == "static" and self._gone:
             text = "a static rendezvous cannot replace a node that is gone"
@@ -212,7 +198,7 @@ class NodeGroup:
         for rank in range(place.size):
             self.lost.pop(place.roster.name(rank), None)
         if first:
-            self._tell_offset(rendezvous.clock_offset or 0.0)
+            self._tell_offset(place.clock_offset or 0.0)
         self._watch = _Watch(
             rendezvous, self._nodes, self._settles, self._wake, link.given_up.is_set
         )
@@ -254,16 +240,6 @@ class NodeGroup:
                 raise
             text = f"the nodes lost each other while they met: {_first_line(error)}"
             raise RendezvousFailed(text) from error
-
-    def _greet(self, link: _Link) -> None:
-        rendezvous = link.rendezvous
-
-        def is_over() -> bool:
-            return self._closed or link.given_up.is_set()
-
-        if rendezvous.greet() and self._nodes.node_rank == 0:
-            self._clock = _Thread("lllaunch-clock", lambda: rendezvous.answer_greetings(is_over))
-            self._clock.start()
 
     def _check(self, place: Place) -> None:
         """Raise if the nodes do not run the same plan, or cannot reach the first."""
@@ -478,7 +454,7 @@ class NodeGroup:
     @property
     def _offset_ns(self) -> int:
         """How far this node's clock is ahead of node 0's."""
-        offset = None if self._link is None else self._link.rendezvous.clock_offset
+        offset = None if self.place is None else self.place.clock_offset
         return int((offset or 0.0) * 1e9)
 
     # What is heard
@@ -629,7 +605,7 @@ class NodeGroup:
 
     def close(self, *, over: bool) -> None:
         """Take leave of the other nodes; idempotent."""
-        watch, self._closed = self._watch, True
+        watch = self._watch
         self._stop_listening()
         link, self._link = self._link, None
         if link is not None:
@@ -640,8 +616,6 @@ class NodeGroup:
                 if self._settles is not None and self.place is not None:
                     # who waits for this one to say more need not
                     self._confirm(link, None)
-                if self._clock is not None:
-                    link.do(rendezvous.knock)
                 left = link.do(lambda: rendezvous.leave(over=over))
                 link.wait(left, _FAREWELL_SECONDS)
                 if over and rendezvous.hosts and self.place and self.place.roster.mixed:
@@ -651,7 +625,7 @@ class NodeGroup:
             link.stop()
             # A thread that waits in torch when the interpreter is torn down would take it along.
             until = time.monotonic() + _MOMENT_SECONDS
-            for thread in (self._clock, watch, link) if free else ():
+            for thread in (watch, link) if free else ():
                 if thread is not None:
                     thread.join(max(0.0, until - time.monotonic()))
         with self._open:
@@ -955,7 +929,7 @@ class _Watch(_Thread):
             return
         if lost:
             gone, rendezvous = tuple(sorted(lost)), self._rendezvous
-            seconds, offset = max(lost.values()), rendezvous.clock_offset or 0.0
+            seconds, offset = max(lost.values()), self._place.clock_offset or 0.0
             text = f"gave no sign of life for {duration(seconds)}"
             at = now_ns() - int((seconds + offset) * 1e9)
             name = self._place.roster.name(gone[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import islice
 from typing import Any
 
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from lllaunch.agent import LocalElasticAgent, WorkerSpec
 from lllaunch.agent.local_elastic_agent import substitute_local_rank
-from lllaunch.cluster.rendezvous import Share, agree, shares
 from lllaunch.errors import ConfigError
 from lllaunch.multiprocessing import DefaultLogsSpecs
 from lllaunch.supervisor.environ import (
@@ -126,65 +124,6 @@ def test_line_prefixes_are_templates(template: str, prefix: str) -> None:
     assert agent._prefixes({1: place()}) == {1: prefix}
 
 
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 5)), min_size=1, max_size=6))
-def test_shares_number_all_workers_once(nodes: list[tuple[str, int]]) -> None:
-    laid_out = shares(nodes)
-    everyone = [
-        (share.base_rank + local_rank, role, share.base_role_rank + local_rank)
-        for (role, size), share in zip(nodes, laid_out, strict=True)
-        for local_rank in range(size)
-    ]
-    assert [rank for rank, _, _ in everyone] == list(range(sum(size for _, size in nodes)))
-    for role in "ab":
-        of_role = [rank for _, other, rank in everyone if other == role]
-        assert of_role == list(range(len(of_role)))
-    assert all(share.world_size == len(everyone) for share in laid_out)
-
-
-class Store:
-    """What agents need of a store, in one process."""
-
-    def __init__(self) -> None:
-        self.data: dict[str, bytes] = {}
-        self.waited: list[str] = []
-
-    def set(self, key: str, value: bytes) -> None:
-        self.data[key] = value
-
-    def get(self, key: str) -> bytes:
-        return self.data[key]
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        return [self.data[key] for key in keys]
-
-    def multi_set(self, keys: list[str], values: list[bytes]) -> None:
-        self.data.update(zip(keys, values, strict=True))
-
-    def add(self, key: str, amount: int) -> int:
-        self.data[key] = str(int(self.data.get(key, b"0")) + amount).encode()
-        return int(self.data[key])
-
-    def wait(self, keys: list[str], timeout: object) -> None:
-        self.waited += keys
-
-
-def test_agents_agree_through_the_store_with_torchs_keys() -> None:
-    store = Store()
-    store.set(
-        "torchelastic/role_info/1",
-        json.dumps({"role": "r", "rank": 1, "local_world_size": 3}).encode(),
-    )
-    laid_out: list[object] = []
-    assert agree(store, 0, 2, "r", 2, laid_out.append) == Share(0, 5, 0, 5)
-    assert laid_out == [[("r", 2), ("r", 3)]]
-    assert agree(store, 1, 2, "r", 3) == Share(2, 5, 2, 5)
-
-
-def test_identical_nodes_need_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_ELASTIC_WORKER_IDENTICAL", "1")
-    assert agree(None, 2, 3, "r", 4) == Share(8, 12, 8, 12)
-
-
 @given(st.integers(1, 65_535), st.integers(1, 65_535))
 def test_ports_are_outside_the_clients_range(a: int, b: int) -> None:
     low, high = min(a, b), max(a, b)
@@ -229,6 +168,6 @@ def test_a_spec_refuses_nonsense() -> None:
     with pytest.raises(ValueError, match="entrypoint"):
         WorkerSpec("r", 1)
     with pytest.warns(DeprecationWarning, match=r"WorkerSpec\.fn"):
-        spec = WorkerSpec("r", 1, fn=shares)
-    assert spec.get_entrypoint_name() == "shares"
+        spec = WorkerSpec("r", 1, fn=place)
+    assert spec.get_entrypoint_name() == "place"
     assert WorkerSpec("r", 1, entrypoint="/a/b").get_entrypoint_name() == "b"

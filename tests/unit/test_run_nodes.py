@@ -42,7 +42,7 @@ def place(*members: Member | None, attempt: int = 0) -> Place:
     return Place(0, share, "10.0.0.1", 1, True, Roster.of(members), attempt, 0)
 
 
-BOTH = place(member(0, "a", token="t"), member(1, "b", token="t", clock_offset=2.0))
+BOTH = place(member(0, "a", token="t"), member(1, "b", token="t"))
 ALONE = place(member(0, "a", token="t"), attempt=1)
 
 
@@ -102,7 +102,9 @@ def test_the_first_failure_across_nodes_is_told_by_the_node_that_had_it() -> Non
     second_hand = RootCause(0, 1, None, causes.OnAnotherNode(SECOND, str(raised)), T0 + 100)
     own = outcome("failed", 3, attempt(0, 0, ended_by_launcher(-15), second_hand))
     other = outcome("failed", 3, attempt(0, 1, Failed(cause=raised), theirs))
-    run = merged(own, [BOTH], {SECOND: [left(other)]}, {}, "/r")
+    number, document = left(other)
+    told = {SECOND: [(number, {**document, "clock_offset": 2.0})]}
+    run = merged(own, [BOTH], told, {}, "/r")
     root = run.root_cause
     assert root is not None
     assert (root.rank, root.node, root.cause, root.time_ns) == (1, SECOND, raised, T0 + 100)
@@ -144,7 +146,7 @@ def test_only_a_connection_that_closed_says_that_a_launcher_is_gone(why: str, sa
 def test_nobody_waits_for_a_store_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where the network is cut while nodes meet: no connection is closed."""
     mended = threading.Event()
-    cut = SimpleNamespace(connect=lambda *_: mended.wait(), clock_offset=None)
+    cut = SimpleNamespace(connect=lambda *_: mended.wait())
     monkeypatch.setattr(supervisor_nodes, "Rendezvous", lambda *_: cut)
     nodes = Nodes(2, 2, 0, "c10d", "127.0.0.1", 29400, timeout=0.1, join_timeout=0.1)
     group = NodeGroup(nodes, run_id="r", role="default", nproc=1, plan={}, directory="/r/node_0")
