@@ -84,7 +84,7 @@ _PHASES = (
     ("greet", r"/hello|/clock"),
     ("join", r"/member/|/roster|MASTER_"),
     ("ranks", r"/role_info/|/assigned_ranks/"),
-    ("keep-alive", r"/alive/|/looks?"),
+    ("keep-alive", r"/alive/|/look"),
     ("end", r"/ended"),
     ("roll call", r"/end/|/counted"),
     ("barrier", r"/terminal_state|/arrived"),

@@ -423,8 +423,8 @@ class Rendezvous:
         self.round = _below(f"lllaunch/{self._rounds}" if static else "lllaunch", info.store)
         rank, size = info.rank, info.world_size
         self.round.set(f"alive/{rank}", "0")
-        # nobody waits for it that way
-        self.round.add("looks", 0)
+        # nobody waits for it that way; who asks has met all others
+        self.round.set("look", "0")
         self.round.set(f"member/{rank}", encode_record(member).decode())
         before = self.place.roster.members if self.place is not None else ()
 
@@ -587,14 +587,13 @@ class Rendezvous:
 
         Returns what those have said that did in time, by group rank.
         """
-        store = self.round_store()
-        number = store.add("looks", 1)
-        store.set(f"look/{number}", json.dumps([self._here.group_rank, text.decode()]))
+        store, number = self.round_store(), now_ns()
+        store.set("look", json.dumps([number, self._here.group_rank, text.decode()]))
         keys = {rank: f"look/{number}/{rank}" for rank in others}
         found = collect(store, keys, seconds, given_up)
         with contextlib.suppress(Exception):
             # etcd's knows no way to
-            for key in [f"look/{number}", *keys.values()]:
+            for key in keys.values():
                 store.delete_key(key)
         return {rank: zlib.decompress(answer) for rank, answer in found.items()}
 

@@ -496,38 +496,20 @@ class RestartBudget:
         self._past = replace(self._past, times_ns=times)
 
 
-# What an event means, where it may mean several things.
+# What an event means, where it may mean several things: `TABLE` says what follows.
+# fmt: off
 Case = Literal[
     "",
-    # the end of a worker: how, and whether it was the last one
-    "succeeded",
-    "failed",
-    "last",
-    # the end of all: the group has succeeded, or its preflight has; is started again, now or later,
-    # or is not
-    "success",
-    "passed",
-    "again",
-    "again later",
-    "over",
-    # the end of all, or of the wait for others: why is to be agreed with the other nodes
-    "to be agreed",
-    # why the nodes end: a watchdog's finding, stacks first
-    "hangs",
-    # a signal: stacks are taken before it is passed on; or it is the second one
-    "look first",
-    "second",
-    # a finding: something ends for it, at once if there are no workers to look at yet, or it is
-    # reported only
-    "ends",
-    "ends at once",
-    "reported",
-    # stacks: those that the group's end waits for, of one node or to be told to others; none, since
-    # it is a preflight, or those of a finding follow or are there
-    "awaited",
-    "shared",
-    "none",
+    # the end of a worker, and of all
+    "succeeded", "failed", "last", "success", "passed", "again", "again later", "over",
+    "to be agreed", "hangs",  # with other nodes; a finding of theirs, stacks first
+    "look first", "second",  # a signal
+    "ends", "ends at once", "reported",  # a finding
+    # stacks: the group's end waits for them; they are told to others; none, since it is a
+    # preflight, or those of a finding follow or are there
+    "awaited", "shared", "none",
 ]
+# fmt: on
 
 S = GroupState
 _WELL = (S.RUNNING, S.TAKING_STACKS)

@@ -810,9 +810,7 @@ class _Watch(_Thread):
         self._beats = 0
         self._next_beat = 0.0
         self._told_joiners = False
-        # Questions of other nodes that were heard of, and whether the next one may need a moment.
-        self._looks = 0
-        self._patient = True
+        self._look = b"0"  # what another node has asked last
         # moment of the last answer of the store, seconds of the monotonic clock
         self.contact = time.monotonic()
         self.at_barrier = False
@@ -914,7 +912,7 @@ class _Watch(_Thread):
         store.set(f"alive/{self._place.group_rank}", str(self._beats))
         # all have begun to count when they joined, so this waits for nobody
         keys = [f"alive/{rank}" for rank in self._watched]
-        *found, looks = store.multi_get([*keys, "looks"]) if keys else [b"0"]
+        *found, look = store.multi_get([*keys, "look"]) if keys else [b"0"]
         # No clock is compared with another machine's: a node is lost whose counter has not changed
         # here for so long.
         now = time.monotonic()
@@ -924,7 +922,7 @@ class _Watch(_Thread):
         silent = {rank: now - self._seen[rank][1] for rank in self._watched}
         lost = {rank: each for rank, each in silent.items() if each >= self._patience}
         self._lost = frozenset(lost)
-        self._hear_looks(store, int(looks))
+        self._hear_look(look)
         if self._ended is not None or self._is_over():
             return
         if lost:
@@ -940,19 +938,13 @@ class _Watch(_Thread):
             if self._told_joiners:
                 self._wake(MembershipChanged(), self)
 
-    def _hear_looks(self, store: Any, count: int) -> None:
-        """Pass on what other nodes have asked."""
-        while self._looks < count:
-            number = self._looks + 1
-            there = store.check([f"look/{number}"])
-            if not there and self._patient:
-                # who asks is between two words, or gone
-                self._patient = False
-                return
-            self._looks, self._patient = number, True
-            asker, text = json.loads(store.get(f"look/{number}")) if there else (None, "")
-            if there and asker != self._place.group_rank:
-                self._wake(_Wanted(number, text.encode()), self)
+    def _hear_look(self, look: bytes) -> None:
+        """Pass on what another node has asked last."""
+        if look != self._look:
+            self._look = look
+            number, asker, request = json.loads(look)
+            if asker != self._place.group_rank:
+                self._wake(_Wanted(number, request.encode()), self)
 
 
 def _is_of_store(error: Exception) -> bool:

@@ -148,9 +148,6 @@ class WatchdogDriver:
     def _reset(self, ranks: int) -> None:
         """Forget the attempt before."""
         self._ranks = ranks
-        # Variables of the workers; who only takes samples leaves them as they are.
-        watched = {WATCHED: "1"} if self._policy.looks else {}
-        self._environment = {rank: {**watched} for rank in range(ranks)}
         self._recorders: dict[int, TraceSource] = {}
         self._scratch: Scratch | None = None
         self._timers: TimerService | None = None
@@ -208,8 +205,6 @@ class WatchdogDriver:
             except OSError as error:
                 what = f"{error.strerror or error} (it shall be the FIFO of {TIMER_FILE})"
                 raise OutputError(path, what) from error
-            for variables in self._environment.values():
-                variables[TIMER_FILE] = path
         if self._beaten:
             path = self._private("heartbeats")
             try:
@@ -217,11 +212,6 @@ class WatchdogDriver:
             except OSError as error:
                 why = shortage(error) or error.strerror or str(error)
                 raise OutputError(path, why) from error
-            for rank, variables in self._environment.items():
-                variables[HEARTBEAT] = place_of(path, rank)
-        if self._policy.collectives and self._policy.looks:
-            for rank, variables in self._environment.items():
-                variables[SOCKET] = self._private(str(rank))
 
     def _owner_of(self, pid: int) -> int | None:
         """The process id of the worker that a process is or descends from; None for others.
@@ -259,7 +249,14 @@ class WatchdogDriver:
         self, rank: int, others: Mapping[str, str] = MappingProxyType({})
     ) -> Mapping[str, str]:
         """Variables that a worker of the attempt needs to be watched."""
-        own = self._environment.get(rank, {})
+        # who only takes samples leaves the workers as they are
+        own = {WATCHED: "1"} if self._policy.looks else {}
+        if self._timers is not None:
+            own[TIMER_FILE] = self._timer_file or self._private("timers")
+        if self._beats is not None:
+            own[HEARTBEAT] = place_of(self._private("heartbeats"), rank)
+        if self._policy.collectives and self._policy.looks:
+            own[SOCKET] = self._private(str(rank))
         self.visible[rank] = others.get(VISIBLE, os.environ.get(VISIBLE))
         number = others.get("RANK") or os.environ.get("RANK", "")
         if SOCKET in own and number.isdecimal():

@@ -7,7 +7,9 @@ frames are found.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import linecache
 import os
 import re
 import stat
@@ -157,7 +159,7 @@ def started_at(ticks: int) -> float:
 
 
 class Sources:
-    """Reads source files, each once.
+    """Reads lines of source files.
 
     ``before``: files that were changed after this time (seconds since the epoch) are not those that
     the process runs.
@@ -165,32 +167,22 @@ class Sources:
 
     def __init__(self, before: float) -> None:
         self._before = before
-        self._files: dict[str, list[str]] = {}
 
     def line(self, path: str, number: int) -> str:
         """A line of a file without blanks around it; empty if it cannot be told."""
-        lines = self._files.get(path)
-        if lines is None:
-            lines = self._files[path] = self._read(path)
-        return lines[number - 1].strip()[:_MAX_WIDTH] if 0 < number <= len(lines) else ""
+        # `<string>`, `<frozen runpy>`, or relative to a directory that is not known here.
+        if path.endswith(".py") and os.path.isabs(path):
+            with contextlib.suppress(OSError, ValueError):
+                found = os.stat(path)
+                good = stat.S_ISREG(found.st_mode) and found.st_size <= _MAX_BYTES
+                if good and found.st_mtime <= self._before + _SLACK:
+                    linecache.checkcache(path)
+                    return linecache.getline(path, number).strip()[:_MAX_WIDTH]
+        return ""
 
     def filled(self, frame: Frame) -> Frame:
         """A frame with the text of its line."""
         return replace(frame, code=self.line(frame.file, frame.line))
-
-    def _read(self, path: str) -> list[str]:
-        # `<string>`, `<frozen runpy>`, or relative to a directory that is not known here.
-        if not path.endswith(".py") or not os.path.isabs(path):
-            return []
-        try:
-            found = os.stat(path)
-            good = stat.S_ISREG(found.st_mode) and found.st_size <= _MAX_BYTES
-            if not good or found.st_mtime > self._before + _SLACK:
-                return []
-            with open(path, encoding="utf-8", errors="replace") as file:
-                return file.read().splitlines()
-        except (OSError, ValueError):
-            return []
 
 
 # A lock is taken in C, so a thread that waits for one stands in the line that takes it. What is

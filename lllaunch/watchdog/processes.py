@@ -105,7 +105,6 @@ class Process:
             f"process {pid} (parent {self.facts.ppid}): {self._command()}",
             *(f"  {name}: {fields[name]}" for name in _TOLD if name in fields),
             f"  waits in the kernel in: {self.wchan or '-'}",
-            *_kernel_stack(pid),
         ]
 
     def _command(self) -> str:
@@ -192,17 +191,6 @@ class Process:
             self._memory = -1
         if text or self.python:
             self.tell("faulthandler", text, why_not)
-
-
-def _kernel_stack(pid: int) -> list[str]:
-    try:
-        with open(f"/proc/{pid}/stack", encoding="ascii", errors="replace") as file:
-            lines = [f"    {line.removeprefix('[<0>] ')}" for line in file.read().splitlines()]
-    except PermissionError:
-        return ["  kernel stack: only root may read it"]
-    except OSError as error:
-        return [f"  kernel stack: {error.strerror or error}"]
-    return ["  kernel stack:" + ("" if lines else " it is empty: the process runs"), *lines]
 
 
 def objection(fields: Mapping[str, str]) -> str:

@@ -112,7 +112,7 @@ def remove_abandoned(path: str) -> None:
     except OSError as error:
         if error.errno != errno.ENXIO:
             raise
-        # Nobody reads.
+        # nobody reads
         os.unlink(path)
         return
     raise OSError(errno.EBUSY, "another launcher serves it", path)

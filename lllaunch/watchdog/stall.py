@@ -113,7 +113,7 @@ def detectors(
     if policy.stall is not None:
         found["stall"] = StallDetector(policy.stall, policy.stall_scope, starts)
         if policy.stall_scope == "group" and policy.stall > LEAST_LEARNED:
-            found["learned"] = LearnedStallDetector(longest_step, starts)
+            found["learned"] = StallDetector(LEAST_LEARNED, "group", starts, longest_step)
     if policy.silence is not None:
         found["silence"] = SilenceDetector(policy.silence, starts)
     if policy.spin is not None:
@@ -167,17 +167,27 @@ class KernelDetector(Detector):
 class StallDetector(Detector):
     """Finds workers that do nothing: no output, no CPU use, no heartbeat.
 
-    ``scope``: ``group``: all workers must do nothing; ``rank``: one is enough.
+    ``scope``: ``group``: all workers must do nothing; ``rank``: one is enough. ``longest``: seconds
+    of the longest step that was made before, None while none is known: a stall is found as soon as
+    it is long beside that.
     """
 
-    def __init__(self, limit: float, scope: StallScope, starts: float) -> None:
+    def __init__(
+        self,
+        limit: float,
+        scope: StallScope,
+        starts: float,
+        longest: Callable[[], float | None] = lambda: 0.0,
+    ) -> None:
         super().__init__(limit, starts)
-        self._scope = scope
+        self._scope, self._least, self._longest = scope, limit, longest
         self._last: dict[int, tuple[float, Usage]] = {}
         self._active: dict[int, float] = {}
 
     def look(self, now: float, looks: Mapping[int, Usage]) -> Stalled | None:
         """Take note of a look; return the stall, if there is one."""
+        longest = self._longest()
+        self._limit = max(self._least, _STEPS * (longest or 0.0))
         for rank, look in looks.items():
             before = self._last.get(rank)
             if (
@@ -189,7 +199,8 @@ class StallDetector(Detector):
             self._last[rank] = now, look
         idle = {rank: now - max(self._active[rank], self._starts) for rank in looks}
         long = tuple(sorted(rank for rank, seconds in idle.items() if seconds >= self._limit))
-        if not long or (self._scope == "group" and len(long) < len(idle)):
+        busy = self._scope == "group" and len(long) < len(idle)
+        if not long or busy or longest is None:
             return None
         return Stalled(
             ranks=long,
@@ -199,24 +210,6 @@ class StallDetector(Detector):
             asleep=tuple(rank for rank in long if looks[rank].state == "D"),
             stopped=tuple(rank for rank in long if looks[rank].state in ("T", "t")),
         )
-
-
-class LearnedStallDetector(StallDetector):
-    """Finds a stall as soon as it is long beside the steps that were made before.
-
-    ``longest``: seconds of the longest of them, None while none is known.
-    """
-
-    def __init__(self, longest: Callable[[], float | None], starts: float) -> None:
-        super().__init__(LEAST_LEARNED, "group", starts)
-        self._longest = longest
-
-    def look(self, now: float, looks: Mapping[int, Usage]) -> Stalled | None:
-        """Take note of a look; return the stall, if there is one."""
-        longest = self._longest()
-        self._limit = max(LEAST_LEARNED, _STEPS * (longest or LEAST_LEARNED))
-        found = super().look(now, looks)
-        return None if longest is None else found
 
 
 class MemoryDetector(Detector):

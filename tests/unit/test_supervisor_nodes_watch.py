@@ -39,7 +39,7 @@ class Store:
     """What is used of torch's; a wait is over at once, since nobody else runs meanwhile."""
 
     def __init__(self) -> None:
-        self.keys: dict[str, bytes] = {"looks": b"0"}
+        self.keys: dict[str, bytes] = {"look": b"0"}
 
     def set(self, key: str, value: str) -> None:
         self.keys[key] = value.encode()
@@ -232,11 +232,9 @@ def test_a_node_that_says_nothing_is_waited_for_no_longer_than_it_may_take(three
     assert three.said() == [[FAILED, NodesCounted(progress=farthest)]] * 3
 
 
-def _ask(playing: Playing, number: int, group_rank: int | None) -> None:
-    """Let a node ask all where their workers stand; None: it is gone before it says what."""
-    playing.store.set("looks", str(number))
-    if group_rank is not None:
-        playing.store.set(f"look/{number}", json.dumps([group_rank, f"request {number}"]))
+def _ask(playing: Playing, number: int, group_rank: int) -> None:
+    """Let a node ask all where their workers stand."""
+    playing.store.set("look", json.dumps([number, group_rank, f"request {number}"]))
 
 
 def test_the_others_hear_that_somebody_wants_to_know_where_workers_stand(four: Playing) -> None:

@@ -25,7 +25,6 @@ from lllaunch.watchdog.sampling import Usage
 from lllaunch.watchdog.stall import (
     IDLE_BYTES,
     IDLE_SHARE,
-    LearnedStallDetector,
     SpinDetector,
     StallDetector,
     look_interval,
@@ -389,7 +388,7 @@ def test_it_reads_and_counts_as_what_it_is() -> None:
 
 def test_a_stall_is_long_beside_the_steps_before_it() -> None:
     def found(longest: float | None, seconds: float) -> Stalled | None:
-        detector = LearnedStallDetector(lambda: longest, 0.0)
+        detector = StallDetector(60.0, "group", 0.0, lambda: longest)
         return [detector.look(now, {0: Usage(5.0)}) for now in (0.0, seconds)][-1]
 
     assert found(None, 1e6) is None
