@@ -180,26 +180,6 @@ class Place(Record, frozen=True):
         return len(self.roster.members)
 
 
-class Hello(Record, frozen=True):
-    """What a node says when it comes."""
-
-    hostname: str = ""
-    node_rank: int | None = None
-
-
-def missing_text(hello: Sequence[Hello], expected: int) -> str:
-    """Return who has come, for a rendezvous that was not complete in time."""
-    names: list[str] = []
-    for each in hello:
-        rank = each.node_rank
-        name = each.hostname + ("" if rank is None else f" (node_rank {rank})")
-        if name and name not in names:
-            names.append(name)
-    if not names:
-        return f"fewer than {expected} nodes have come"
-    return f"{len(names)} of {expected} nodes have come: {', '.join(names)}"
-
-
 # torch's part
 
 
@@ -306,8 +286,9 @@ class Rendezvous:
         try:
             self._make_handler()
             if self.base is not None:
-                hello = encode_record(Hello(socket.gethostname(), nodes.node_rank)).decode()
-                self.base.set(f"hello/{self.base.add('hello', 1)}", hello)
+                rank = "" if nodes.node_rank is None else f" (node_rank {nodes.node_rank})"
+                number = self.base.add("hello", 1)
+                self.base.set(f"hello/{number}", f"{socket.gethostname()}{rank}")
         except Exception as error:  # torch raises several types, some of them its own C++ ones
             raise RendezvousFailed(*self._why_not(error)) from error
 
@@ -494,18 +475,21 @@ class Rendezvous:
             if not late:
                 text = f"the rendezvous at {endpoint} failed: {_innermost(error)}"
                 raise RendezvousFailed(text, hint) from error
-            within, hello = duration(nodes.join_timeout), self._hello()
-            missing = missing_text(hello, nodes.min_nodes)
+            within, come = duration(nodes.join_timeout), self._come()
+            missing = f"fewer than {nodes.min_nodes} nodes have come"
+            if come:
+                missing = f"{len(come)} of {nodes.min_nodes} nodes have come: {', '.join(come)}"
             text = f"{missing}; waited for {within} at {endpoint} (launch.rdzv.join_timeout)"
-            raise RendezvousFailed(text, "" if hello else hint) from error
+            raise RendezvousFailed(text, "" if come else hint) from error
 
-    def _hello(self) -> list[Hello]:
-        """Return what nodes have said when they came; nothing if the store is gone, or unknown."""
+    def _come(self) -> list[str]:
+        """Return which nodes have come; none if the store is gone, or unknown."""
         if self.base is None:
             return []
         try:
             keys = {n: f"hello/{n}" for n in range(1, self.base.add("hello", 0) + 1)}
-            return [decode_record(said, Hello) for said in collect(self.base, keys).values()]
+            names = (name.decode() for name in collect(self.base, keys).values())
+            return [*dict.fromkeys(names)]
         except RuntimeError:
             return []
 

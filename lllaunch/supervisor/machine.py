@@ -421,23 +421,14 @@ class RestartBudget:
         self._past = history or RestartHistory()
         # A batch job that fails may be tried again by the queue, whatever restarts it has itself.
         self._continues = history is not None
-        # Of the present attempt: how far it has come, and whether that is further than any before.
-        self._came = AttemptProgress(None, checkpoint_changed=False, time_ns=0)
+        # of the present attempt: how far it has come, and whether that is further than any before
+        self._came: AttemptProgress | None = None
         self._further = False
 
     @property
     def history(self) -> RestartHistory | None:
         """What became of the attempts so far; None if it does not matter to the policy."""
         return self._past if self._policy.looks_back else None
-
-    def begin(self) -> None:
-        """Take note that another attempt begins."""
-        self._came = AttemptProgress(None, checkpoint_changed=False, time_ns=self._now)
-        self._further = False
-
-    @property
-    def _now(self) -> int:
-        return max(self._came.time_ns, *self._past.times_ns, 0)
 
     def note(self, progress: AttemptProgress) -> None:
         """Take note of how far the attempt has come; also of more that becomes known of it."""
@@ -454,6 +445,8 @@ class RestartBudget:
         Returns seconds to wait before it is started again; None if it is not.
         """
         self.restart = None
+        came, further = self._came, self._further
+        self._came, self._further = None, False
         if reason == "membership":
             return 0.0
         if reason == "spawner" and self._spawner_left:
@@ -462,13 +455,14 @@ class RestartBudget:
             return 0.0
         if reason is None or self._exhausted:
             return None
-        policy, past, now = self._policy, self._past, self._now
+        policy, past = self._policy, self._past
+        now = max(0 if came is None else came.time_ns, *past.times_ns, 0)
         times, ended_at, most = past.times_ns, past.ended_at, policy.max_without_progress
         # one without workers, or with a checkpoint too large to look at, says nothing
-        tells = self._came.ran and self._came.checkpoint_changed is not None
+        tells = came is None or (came.ran and came.checkpoint_changed is not None)
         in_vain = False
-        if most is not None and tells and not self._further and reason != "preflight":
-            ended_at = (*ended_at, self._came.step)
+        if most is not None and tells and not further and reason != "preflight":
+            ended_at = (*ended_at, None if came is None else came.step)
             in_vain = len(ended_at) >= most
         if policy.window is not None:
             times = tuple(each for each in times if now - each < policy.window * 1e9)
@@ -492,8 +486,8 @@ class RestartBudget:
         """Take note of restarts that other nodes have seen, before this one came."""
         missed = max(0, counted - self.counted)
         self.counted += missed
-        times = self._past.times_ns + (self._now,) * missed
-        self._past = replace(self._past, times_ns=times)
+        times = self._past.times_ns
+        self._past = replace(self._past, times_ns=times + (max(times, default=0),) * missed)
 
 
 # What an event means, where it may mean several things: `TABLE` says what follows.
@@ -779,7 +773,6 @@ class Machine:
         )
         if event.restarts is not None:
             self._budget.catch_up(event.restarts)
-        self._budget.begin()
         return ""
 
     def _came(self, event: AttemptProgress) -> Case:

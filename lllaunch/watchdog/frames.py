@@ -363,35 +363,29 @@ def label(ranks: Iterable[int]) -> str:
     return f"[{spans(ranks).replace(' ', '')}]"
 
 
-def tree_lines(roots: Iterable[StackBranch], text: Callable[[Call], str]) -> Iterator[str]:
-    """Yield a tree with one line for each branch: ``[0-5,7] step → all_reduce``."""
+def tree_lines(
+    roots: Iterable[StackBranch], text: Callable[[Call], str], *, whole: bool = False
+) -> Iterator[str]:
+    """Yield a tree with one line for each branch: ``[0-5,7] step → all_reduce``.
+
+    ``whole``: with one for each call instead.
+    """
     for branch in roots:
-        parts = [*map(text, branch.calls)]
+        head, calls = label(branch.ranks), [*map(text, branch.calls)]
         if branch.places:
-            parts.append(
-                f"{branch.places} places" if branch.calls else f"at {branch.places} places"
-            )
-        yield f"{label(branch.ranks)} {' → '.join(parts)}"
+            calls.append(f"{'' if calls else 'at '}{branch.places} places")
+        between = f"\n{' ' * len(head)} " if whole else " → "
+        yield from f"{head} {between.join(calls)}".split("\n")
         if branch.below and branch.ends:
             yield f"  {label(branch.ends)} in no further call"
-        yield from (f"  {line}" for line in tree_lines(branch.below, text))
+        yield from (f"  {line}" for line in tree_lines(branch.below, text, whole=whole))
 
 
 def whole_text(stacks: Iterable[RankStack]) -> str:
     """Return the whole tree with one line for each call, as the run's directory has it."""
-    return "".join(f"{line}\n" for line in _whole_lines(whole_tree(stacks)))
 
+    def text(call: Call) -> str:
+        known = call if isinstance(call, str) else f"{call.function} ({call.file}:{call.line})"
+        return printable(known, _LONGEST)
 
-def _whole_lines(roots: Iterable[StackBranch]) -> Iterator[str]:
-    for branch in roots:
-        head = label(branch.ranks)
-        for number, call in enumerate(branch.calls):
-            text = printable(_text(call), _LONGEST)
-            yield f"{' ' * len(head) if number else head} {text}"
-        if branch.below and branch.ends:
-            yield f"  {label(branch.ends)} in no further call"
-        yield from (f"  {line}" for line in _whole_lines(branch.below))
-
-
-def _text(call: Call) -> str:
-    return call if isinstance(call, str) else f"{call.function} ({call.file}:{call.line})"
+    return "".join(f"{line}\n" for line in tree_lines(whole_tree(stacks), text, whole=True))

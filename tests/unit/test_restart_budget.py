@@ -42,7 +42,6 @@ def fails(
     reason: v.Reason = "failure",
 ) -> float | None:
     """An attempt fails at a moment, in seconds; how long it is waited for the next one."""
-    budget.begin()
     budget.note(AttemptProgress(step, saved, int(at * S)))
     return budget.take(reason)
 
@@ -102,7 +101,6 @@ def test_an_attempt_that_tells_nothing_of_progress_does_not_count(
 ) -> None:
     allowed = budget(2, max_without_progress=1)
     for waits in (0.0, 0.0, None):
-        allowed.begin()
         allowed.note(AttemptProgress(5.0 if waits else None, changed, S, ran))
         assert allowed.take("failure") == waits
     assert allowed.no_progress is None
