@@ -187,7 +187,7 @@ class StallDetector(Detector):
     def look(self, now: float, looks: Mapping[int, Usage]) -> Stalled | None:
         """Take note of a look; return the stall, if there is one."""
         longest = self._longest()
-        self._limit = max(self._least, _STEPS * (longest or 0.0))
+        self._limit = max(self._least, _STEPS * (LEAST_LEARNED if longest is None else longest))
         for rank, look in looks.items():
             before = self._last.get(rank)
             if (
