@@ -322,25 +322,9 @@ class Rendezvous:
             return
         name = "c10d" if nodes.backend == "c10d" else "etcd"
         module = import_module(f"{_RENDEZVOUS}.{name}_rendezvous_backend")
-        try:
-            backend, store = module.create_backend(parameters)
-        except Exception as error:
-            if "EADDRINUSE" not in _innermost(error) or not self._is_open_already():
-                raise
-            parameters.config["is_host"] = False
-            backend, store = module.create_backend(parameters)
+        backend, store = module.create_backend(parameters)
         self._handler = dynamic_rendezvous.create_handler(store, backend, parameters)
         self.base = _below(f"lllaunch/{self._run_id}", store)
-
-    def _is_open_already(self) -> bool:
-        """Whether the store of this run is there: an agent of torchrun here was first."""
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # noqa: PLC0415
-
-        nodes, patience = self._nodes, timedelta(seconds=_MOMENT_SECONDS)
-        with contextlib.suppress(Exception):
-            store = TCPStore(nodes.host, nodes.port, is_master=False, timeout=patience)
-            return bool(store.check([f"torch.rendezvous.{self._run_id}"]))
-        return False
 
     def _why_not(self, error: Exception) -> tuple[str, str]:
         said = _innermost(error)

@@ -283,32 +283,50 @@ class WatchdogDriver:
         self._unseen = frozenset(
             rank for rank, paths in self._outputs.items() if len(paths) < len(files)
         )
+        self._detectors = found = self._made_detectors(now)
+        self._due |= dict.fromkeys(found, now)
+        if self._samples is not None:
+            self._due["sample"] = now + self._samples
+        if policy.timeout is not None:
+            self._due["timeout"] = now + policy.timeout
+
+    def _made_detectors(self, now: float) -> dict[str, Detector]:
+        """Return what looks at workers for the limits of the policy, by their names."""
+        policy, starts = self._policy, now + self._policy.warmup
         found: dict[str, Detector] = {}
         if policy.looks or self._kernel_sleep > 0:
-            from lllaunch.watchdog.stall import KernelDetector, detectors  # noqa: PLC0415 - as below
+            from lllaunch.watchdog import stall  # noqa: PLC0415 - most need none
 
-            alone = self._confirm is None
-            found = detectors(
-                policy,
-                now + policy.warmup,
-                self._sampler.shared_out,
-                lambda: None if self._progress is None else self._progress.tracker.longest_step,
-                alone=alone,
-            )
+            if policy.memory is not None:
+                found["memory"] = stall.MemoryDetector(policy.memory, self._sampler.shared_out)
+            if policy.heartbeat is not None:
+                found["heartbeat"] = stall.HeartbeatDetector(policy.heartbeat, starts)
+            if policy.stall is not None:
+                found["stall"] = stall.StallDetector(policy.stall, policy.stall_scope, starts)
+                least = stall.LEAST_LEARNED
+                if policy.stall_scope == "group" and policy.stall > least:
+                    longest = self._longest_step
+                    found["learned"] = stall.StallDetector(least, "group", starts, longest)
+            if policy.silence is not None:
+                found["silence"] = stall.SilenceDetector(policy.silence, starts)
+            if policy.spin is not None:
+                # A group that does nothing at all is told as a stall, and told once; but those of
+                # another node may be busy.
+                alone = self._confirm is None
+                idle = not alone or policy.stall is None or policy.stall > policy.spin
+                found["spin"] = stall.SpinDetector(policy.spin, starts, idle=idle)
             if self._kernel_sleep > 0:
-                found["kernel"] = KernelDetector(self._kernel_sleep, lambda: self._starter)
+                found["kernel"] = stall.KernelDetector(self._kernel_sleep, lambda: self._starter)
         if policy.progress is not None:
             from lllaunch.watchdog.progress import ProgressDetector  # noqa: PLC0415 - most need none
 
             tracker = self._progress_reader().tracker
             # imports and compilers have no time of their own: `first_within` has theirs in it
             found["progress"] = ProgressDetector(policy.progress, tracker, now)
-        self._detectors = found
-        self._due |= dict.fromkeys(found, now)
-        if self._samples is not None:
-            self._due["sample"] = now + self._samples
-        if policy.timeout is not None:
-            self._due["timeout"] = now + policy.timeout
+        return found
+
+    def _longest_step(self) -> float | None:
+        return None if self._progress is None else self._progress.tracker.longest_step
 
     def close(self) -> None:
         """Watch no more; idempotent. A signal that interrupts it leaves no directory behind."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from lllaunch.spec import StallScope, WatchdogPolicy
+from lllaunch.spec import StallScope
 from lllaunch.watchdog.evidence import bare
 from lllaunch.watchdog.findings import (
     HeartbeatLost,
@@ -89,39 +89,6 @@ class Detector(ABC):
 
         ``now``: the moment of the look, seconds of the monotonic clock.
         """
-
-
-def detectors(
-    policy: WatchdogPolicy,
-    starts: float,
-    shared_out: Callable[[Usage], int],
-    longest_step: Callable[[], float | None],
-    *,
-    alone: bool,
-) -> dict[str, Detector]:
-    """Return what looks at workers for the limits of a policy, by their names.
-
-    ``shared_out``: memory of a worker and all below it, what they share counted once.
-    ``longest_step``: so far, seconds; None if none is known. ``alone``: whether there are no other
-    nodes.
-    """
-    found: dict[str, Detector] = {}
-    if policy.memory is not None:
-        found["memory"] = MemoryDetector(policy.memory, shared_out)
-    if policy.heartbeat is not None:
-        found["heartbeat"] = HeartbeatDetector(policy.heartbeat, starts)
-    if policy.stall is not None:
-        found["stall"] = StallDetector(policy.stall, policy.stall_scope, starts)
-        if policy.stall_scope == "group" and policy.stall > LEAST_LEARNED:
-            found["learned"] = StallDetector(LEAST_LEARNED, "group", starts, longest_step)
-    if policy.silence is not None:
-        found["silence"] = SilenceDetector(policy.silence, starts)
-    if policy.spin is not None:
-        # A group that does nothing at all is told as a stall, and told once; but those of another
-        # node may be busy.
-        idle = not alone or policy.stall is None or policy.stall > policy.spin
-        found["spin"] = SpinDetector(policy.spin, starts, idle=idle)
-    return found
 
 
 class HeartbeatDetector(Detector):
