@@ -392,7 +392,8 @@ class WatchdogDriver:
         now = self._clock()
         found: list[object] = []
         if self._run_ends is not None and now >= self._run_ends:
-            found.append(self._run_over())
+            self._run_ends = None
+            found += self._fired(TimedOut(self._policy.run_timeout or 0.0, "run"))
         if self._taking is not None and self._taking.finding is not None:
             found += self._stacks_taken(self._taking, self._taking.finding)
         if self._watches(healthy=healthy):
@@ -414,15 +415,6 @@ class WatchdogDriver:
         if (pids := self._pids) and now >= self._due.get("sample", math.inf):
             found += self._sample(now, pids, self._sampler.usage(pids), self._written(now, pids))
         return found
-
-    def _run_over(self) -> WatchdogFired:
-        self._run_ends = None
-        assert self._policy.run_timeout is not None
-        finding = TimedOut(self._policy.run_timeout, "run")
-        if limit_of(finding) in self._policy.report:
-            return WatchdogFired(finding, "timeout", ends=False)
-        self._finding = self._finding or finding
-        return WatchdogFired(finding, "timeout", whole_run=True)
 
     def _fired(self, finding: Finding) -> list[object]:
         """What follows from a finding."""
@@ -448,7 +440,8 @@ class WatchdogDriver:
         asked = None
         if isinstance(finding, TimerExpired) and finding.signum > 0:
             asked = SignalProcess(finding.rank, finding.pid, finding.signum)
-        return [WatchdogFired(finding, kind_of(finding), asked=asked)]
+        whole_run = name == "run_timeout"
+        return [WatchdogFired(finding, kind_of(finding), whole_run, asked)]
 
     def _reports(self, now: float) -> list[object]:
         """What is wrong now, and what was wrong with requests; waits for nothing."""

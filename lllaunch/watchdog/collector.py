@@ -97,7 +97,6 @@ def ask(
 
 
 _RULE = "=" * 72
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 # Processes of one rank that are looked at; the rest is counted.
 MAX_PROCESSES = 32
 # How long asked processes may take to answer, seconds.
@@ -266,18 +265,13 @@ class StackCollector:
             self._append(f"{written.directory}/{TREE}", heading + whole_text(stacks))
         self._quote(cases)
 
-    def _append(self, path: str, text: str, flags: int = _FLAGS) -> bool:
-        """Append to a file at once; False if not all of it could be written."""
+    def _append(self, path: str, text: str, mode: str = "ab") -> bool:
+        """Append to a file; False if not all of it could be written."""
         if self._written is None or not path or not text or path in self._bad:
             return False
-        data = memoryview(self._written.hide(text).encode(errors="replace"))
         try:
-            fd = os.open(path, flags, 0o666)
-            try:
-                while data:
-                    data = data[os.write(fd, data) :]
-            finally:
-                os.close(fd)
+            with open(path, mode) as file:
+                file.write(self._written.hide(text).encode(errors="replace"))
         except OSError as error:
             self._bad.add(path)
             self.problem = self.problem or f"{path}: {error.strerror or error}"
@@ -337,7 +331,7 @@ class StackCollector:
             if path:
                 # what is no JSON is worth a look, too
                 path = os.path.join(os.path.dirname(path), TRACE_FILE)
-                self._append(path, answer.decode(errors="replace"), _FLAGS | os.O_TRUNC)
+                self._append(path, answer.decode(errors="replace"), "wb")
 
     def _spy(self, cases: Collection[Process]) -> None:
         # py-spy would hang with one that sleeps in the kernel
