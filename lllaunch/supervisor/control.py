@@ -264,10 +264,7 @@ class RunControl:
     """
 
     def __init__(
-        self,
-        directory: str,
-        hide: Callable[[str], str] = str,
-        nodes: NodeGroup | None = None,
+        self, directory: str, hide: Callable[[str], str] = str, nodes: NodeGroup | None = None
     ) -> None:
         self._hide = hide
         self._nodes = nodes

@@ -20,13 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from msgspec.structs import replace
 
 from lllaunch.documents import Record, Said
-from lllaunch.events import (
-    Exited,
-    OrphansGone,
-    PreloadBroken,
-    SpawnerGone,
-    StartFailed,
-)
+from lllaunch.events import Exited, OrphansGone, PreloadBroken, SpawnerGone, StartFailed
 from lllaunch.spec import RestartPolicy
 from lllaunch.watchdog.evidence import Blame, RankStack
 from lllaunch.watchdog.findings import Asked, Finding

@@ -26,12 +26,7 @@ from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.process import wait_readable
 from lllaunch.spawner.evidence import SOCKET, WATCHED, dumped
 from lllaunch.spec import TIMER_FILE, WatchdogPolicy
-from lllaunch.supervisor.machine import (
-    SignalProcess,
-    StacksTaken,
-    WatchdogFired,
-    WorkersStuck,
-)
+from lllaunch.supervisor.machine import SignalProcess, StacksTaken, WatchdogFired, WorkersStuck
 from lllaunch.watchdog.findings import (
     Asked,
     Finding,

@@ -20,13 +20,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from lllaunch.heartbeats import read_progress
-from lllaunch.watchdog.bars import (
-    MOST_METRICS,
-    Captured,
-    OutputParser,
-    Printed,
-    Shown,
-)
+from lllaunch.watchdog.bars import MOST_METRICS, Captured, OutputParser, Printed, Shown
 from lllaunch.watchdog.findings import NotFinite, ProgressMissing, Unchanged
 from lllaunch.watchdog.stall import Detector
 
