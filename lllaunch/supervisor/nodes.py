@@ -70,7 +70,6 @@ if TYPE_CHECKING:
 _FAREWELL_SECONDS = 5.0
 # Stacks of all nodes are waited for, seconds; taking them may take eight.
 _STACKS_SECONDS = 10.0
-_PATIENCE_FOR_BLAME = 2.0
 # The store of a group with torchrun in it outlives its end here by so long, seconds.
 _LINGER_SECONDS = 3.0
 # What other machines are asked in the end may take so long, seconds.
@@ -128,8 +127,8 @@ class NodeGroup:
         self._watch: _Watch | None = None
         self._joined = False
         self._suspected: float | None = None
-        self._stacks_until: float | None = None
         self._idle: dict[str, float] = {}
+        self._shares: Future[None] | None = None  # stacks, with the others
         # requests of other nodes for stacks
         self._wanted: list[tuple[int, bytes]] = []
         # Whether it is known why the attempt ends, and which nodes were gone by then.
@@ -203,7 +202,6 @@ class NodeGroup:
             rendezvous, self._nodes, self._settles, self._wake, link.given_up.is_set
         )
         self._watch.start()
-        self._stacks_until = None
         self._ending, self._gone = False, []
         self._idle.clear()
         return place
@@ -291,14 +289,12 @@ class NodeGroup:
 
     def next_in(self) -> float | None:
         """Return the seconds until `events` has something to tell though nothing is readable."""
-        moments = []
+        if self._suspected is None and self._watch is None:
+            return None
+        until = 0.0 if self._watch is None else self._watch.contact + self._patience
         if self._suspected is not None:
-            moments.append(self._suspected + _BENEFIT_SECONDS)
-        elif self._watch is not None:
-            moments.append(self._watch.contact + self._patience)
-        if self._stacks_until is not None:
-            moments.append(self._stacks_until)
-        return max(0.0, min(moments) - time.monotonic()) if moments else None
+            until = self._suspected + _BENEFIT_SECONDS
+        return max(0.0, until - time.monotonic())
 
     def events(self) -> list[Event]:
         """Return what happened since the last call, without waiting."""
@@ -309,9 +305,6 @@ class NodeGroup:
             if source in (None, self._watch, self._link):
                 found += self._take(news)
         now = time.monotonic()
-        if self._stacks_until is not None and now >= self._stacks_until:
-            self._stacks_until = None
-            found.append(GroupStacks())
         if self._watch is not None and self._is_out_of_contact(self._watch, now):
             seconds = now - self._watch.contact
             self._stop_listening()
@@ -329,7 +322,6 @@ class NodeGroup:
         elif isinstance(action, TellProgress):
             self._confirm(link, action.progress)
         elif isinstance(action, TellStacks):
-            self._stacks_until = time.monotonic() + _STACKS_SECONDS + _PATIENCE_FOR_BLAME
             self._tell_stacks(link, action)
         elif isinstance(action, WaitForOthers):
             if self._watch is not None:
@@ -435,14 +427,15 @@ class NodeGroup:
         text, finding = json.dumps(Plain(named=True)(mine)), action.finding
 
         def share() -> None:
-            until = time.monotonic() + _STACKS_SECONDS
-            document = link.rendezvous.share_stacks(
-                text, until, lambda texts: encode_record(_judged(place, texts, finding))
-            )
-            if document is not None:
-                self._wake(decode_record(document, GroupStacks), link)
+            until, document = time.monotonic() + _STACKS_SECONDS, None
+            with contextlib.suppress(Exception):
+                document = link.rendezvous.share_stacks(
+                    text, until, lambda texts: encode_record(_judged(place, texts, finding))
+                )
+            known = GroupStacks() if document is None else decode_record(document, GroupStacks)
+            self._wake(known, link)
 
-        link.do(share)
+        self._shares = link.do(share)
 
     def _confirm(self, link: _Link, progress: AttemptProgress | None) -> Future[None]:
         """Say how far the attempt came here that ends; None: nobody knows."""
@@ -462,9 +455,7 @@ class NodeGroup:
     def _take(self, news: object) -> list[Event]:
         match news:
             case MembershipChanged() | GroupStacks() | BarrierPassed():
-                if isinstance(news, GroupStacks):
-                    self._stacks_until = None
-                elif isinstance(news, BarrierPassed):
+                if isinstance(news, BarrierPassed):
                     self._stop_listening()
                 return [news]
             case NodesAgreed():
@@ -543,8 +534,11 @@ class NodeGroup:
             self._link = None
         here = host == place.group_rank
         ended = GroupEnd("lost", name, host, text, time_ns=now_ns(), here=here)
-        counted = NodesCounted(ended, again=False)
-        return [counted] if self._ending else [NodesAgreed("node", ended), counted]
+        found: list[Event] = [] if self._ending else [NodesAgreed("node", ended)]
+        found.append(NodesCounted(ended, again=False))
+        if self._shares is not None and not self._shares.done():
+            found.append(GroupStacks())
+        return found
 
     # The end
 
