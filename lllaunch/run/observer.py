@@ -494,7 +494,7 @@ class RunObserver:
 
     def _ignoring(self) -> list[int]:
         """Return the ranks of live workers that ignore SIGTERM."""
-        from lllaunch.watchdog.processes import has_signal, status  # noqa: PLC0415 - seldom
+        from lllaunch.watchdog.collector import has_signal, status  # noqa: PLC0415 - seldom
 
         pids = {
             each.rank: each.started.pid

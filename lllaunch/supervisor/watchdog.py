@@ -635,7 +635,7 @@ class WatchdogDriver:
 
     def _receives(self, ranks: Collection[int]) -> bool:
         """Whether more comes to workers by TCP than what is said to show that one lives."""
-        from lllaunch.watchdog.processes import received  # noqa: PLC0415 - seldom
+        from lllaunch.watchdog.collector import received  # noqa: PLC0415 - seldom
 
         usage = self._sampler.usage(self._pids)
         pids = {pid for rank in ranks if rank in usage for pid in usage[rank].pids}

@@ -18,7 +18,7 @@ from lllaunch.linux.process import wait_readable
 from lllaunch.spawner.client import Spawner
 from lllaunch.spawner.evidence import WATCHED
 from lllaunch.spawner.protocol import Program, Script, Target
-from lllaunch.watchdog import processes
+from lllaunch.watchdog import collector
 from lllaunch.watchdog.collector import StackCollector, Written
 from lllaunch.watchdog.evidence import RankStack
 
@@ -90,7 +90,7 @@ def group(tmp_path: Path) -> Iterator[Group]:
 
 @pytest.fixture
 def no_pyspy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "find_spy", lambda: "")
+    monkeypatch.setattr(collector, "find_spy", lambda: "")
 
 
 def functions(stack: RankStack) -> list[str]:
@@ -131,7 +131,7 @@ def test_programs_tell_what_the_kernel_knows(group: Group) -> None:
 
 
 def test_a_script_of_the_shell_stands_where_its_python_stands(group: Group) -> None:
-    if not processes.find_spy():
+    if not collector.find_spy():
         pytest.skip("py-spy is not installed")
     (group.directory / "inner.py").write_text(
         "import time\ndef inner():\n    open('ready', 'w').close()\n    time.sleep(1000)\ninner()\n"
@@ -169,7 +169,7 @@ START = """
 import os, signal, sys
 from lllaunch.spawner import evidence as dump
 from lllaunch.testing import open_fds
-from lllaunch.watchdog.processes import has_signal, status
+from lllaunch.watchdog.collector import has_signal, status
 
 def files():
     return [fd for fd, link in open_fds().items() if link == dump.MEMFD_LINK]
@@ -244,20 +244,20 @@ def test_a_pyspy_that_hangs_fails_or_is_missing(tmp_path: Path) -> None:
     hangs = program(tmp_path / "hangs", "exec sleep 1000")
     # one more than are asked at a time
     pids = [*range(1, (os.cpu_count() or 1) + 2)]
-    told = processes.spy(hangs, pids, time.monotonic() + 2.0, lambda: False)
+    told = collector.spy(hangs, pids, time.monotonic() + 2.0, lambda: False)
     assert sorted(told) == pids
     assert {text for text, _ in told.values()} == {""}
     assert told[1][1].startswith("it did not end within")
     assert "no time left" in " ".join(why_not for _, why_not in told.values())
     # A second look may succeed.
     fails = program(tmp_path / "fails", f"echo x >> {tmp_path}/tried; echo 'Error: no' >&2; exit 1")
-    assert processes.spy(fails, [7], time.monotonic() + WAIT, lambda: False) == {
+    assert collector.spy(fails, [7], time.monotonic() + WAIT, lambda: False) == {
         7: ("", "Error: no")
     }
     assert (tmp_path / "tried").read_text() == "x\nx\n"
     missing = str(tmp_path / "missing")
-    told = processes.spy(missing, [7], time.monotonic() + WAIT, lambda: False)
+    told = collector.spy(missing, [7], time.monotonic() + WAIT, lambda: False)
     assert told[7][0] == ""
     # The system says so, or the program that would have become py-spy.
     assert told[7][1].endswith(f"{missing}: No such file or directory")
-    assert processes.spy(hangs, [7], time.monotonic() + WAIT, lambda: True)[7][0] == ""
+    assert collector.spy(hangs, [7], time.monotonic() + WAIT, lambda: True)[7][0] == ""

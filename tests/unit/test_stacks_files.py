@@ -9,10 +9,9 @@ import pytest
 
 from lllaunch.linux.proc import ProcessFacts
 from lllaunch.spawner.evidence import SIGNUM
-from lllaunch.watchdog.collector import StackCollector, Written, survey
+from lllaunch.watchdog.collector import Process, StackCollector, Written, objection, survey
 from lllaunch.watchdog.evidence import Frame, RankStack
 from lllaunch.watchdog.frames import Sources, with_code
-from lllaunch.watchdog.processes import Process, objection
 
 OURS, OTHERS = 1 << (SIGNUM - 1), 1 << (SIGNUM - 2) | 1 << SIGNUM
 

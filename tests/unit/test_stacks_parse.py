@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lllaunch.watchdog.collector import as_dump, complaint
 from lllaunch.watchdog.evidence import Frame
 from lllaunch.watchdog.frames import MAX_FRAMES, main_frames, threads_of, users_part
-from lllaunch.watchdog.processes import as_dump, complaint
 
 
 def written(text: str) -> tuple[Frame, ...]:

@@ -20,9 +20,9 @@ from lllaunch.supervisor.machine import StacksTaken, WatchdogFired
 from lllaunch.supervisor.watchdog import WatchdogDriver
 from lllaunch.testing import FakeClock
 from lllaunch.watchdog import collector
+from lllaunch.watchdog.collector import received
 from lllaunch.watchdog.evidence import Frame, RankStack, Thread
 from lllaunch.watchdog.findings import Asked, Finding, Spinning, Stalled
-from lllaunch.watchdog.processes import received
 from lllaunch.watchdog.sampling import Sampler, Usage
 
 HERE = (Frame("/a/train.py", 12, "step"),)

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, track
 from tqdm import tqdm
 
-from lllaunch.watchdog.bars import (
+from lllaunch.watchdog.progress import (
     LONGEST,
     MOST_SEGMENTS,
     Captured,
@@ -279,7 +279,7 @@ def test_no_line_holds_up_who_reads_it(name: str) -> None:
     # in a process of its own: nothing interrupts an expression
     code = """if True:
         import sys
-        from lllaunch.watchdog.bars import OutputParser
+        from lllaunch.watchdog.progress import OutputParser
         data = sys.stdin.buffer.read()
         parser = OutputParser()
         for _ in range(20):

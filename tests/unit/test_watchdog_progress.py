@@ -12,13 +12,15 @@ import pytest
 from lllaunch import heartbeats
 from lllaunch.heartbeats import HEARTBEAT, ProgressRecord, make_places, place_of, progress
 from lllaunch.spec import ProgressLimit
-from lllaunch.watchdog.bars import Captured, OtherOutput, Shown
 from lllaunch.watchdog.findings import NotFinite, ProgressMissing, Unchanged, is_of_all, limit_of
 from lllaunch.watchdog.progress import (
+    Captured,
+    OtherOutput,
     Progress,
     ProgressDetector,
     ProgressReader,
     ProgressTracker,
+    Shown,
 )
 from lllaunch.watchdog.sampling import Usage
 
