@@ -172,9 +172,7 @@ class Supervisor:
         self._clock = clock
         self._nodes = nodes
         self._control: RunControl | None = None
-        # when that is made; None before the first workers, and once it was
-        self._control_due: float | None = None
-        self._control_made = hooks.control is None
+        self._make_control = hooks.control  # None once it was called
         self._deadlines = Deadlines(clock)
         # Of the present attempt: processes that its workers have left behind.
         self._orphans: frozenset[int] = frozenset()
@@ -264,8 +262,6 @@ class Supervisor:
         others = (self._waits_for, self._nodes, self._hooks.display)
         waits = [each.next_in() for each in others if each is not None]
         waits += [self._deadlines.next_in(), self.watchdog.next_in(healthy=healthy)]
-        if self._control is None and self._control_due is not None:
-            waits.append(max(0.0, self._control_due - self._clock()))
         return min((each for each in waits if each is not None), default=None)
 
     def _answers(self) -> list[object]:
@@ -278,9 +274,6 @@ class Supervisor:
                 logger.exception("nobody can ask about this run any more")
                 self._control.close()
                 self._control = None
-        if self._control_due is not None and self._clock() >= self._control_due:
-            assert self._hooks.control is not None
-            self._control, self._control_due = self._hooks.control(), None
         return []
 
     def _view(self) -> RunMoment:
@@ -358,6 +351,8 @@ class Supervisor:
             elif name == "cleanup":
                 logger.error("SIGKILL does not end all that the workers left behind")
                 found.append(OrphansStuck())
+            elif name == "control" and self._make_control is not None:
+                self._control, self._make_control = self._make_control(), None
         return found
 
     def _came(self) -> list[Event]:
@@ -386,7 +381,7 @@ class Supervisor:
         if isinstance(action, (WaitForOthers, TellNodes, TellProgress, TellStacks)):
             return [BarrierPassed()] if self._nodes is None else self._nodes.perform(action)
         if isinstance(action, Pause):
-            self._deadlines.clear()
+            self._clear_deadlines()
             self._deadlines.restart("pause", action.seconds)
             if self._hooks.gpu_wait is not None and self.workers is not None:
                 pids = self._orphans.union(self.workers.known_pids().values())
@@ -400,9 +395,14 @@ class Supervisor:
         ends = self.machine.fails or not (alone or preflight)
         return self._came() if isinstance(action, CleanUp) and ends else []
 
+    def _clear_deadlines(self) -> None:
+        self._deadlines.clear()
+        if self._make_control is not None:
+            self._deadlines.start("control", _CONTROL_SECONDS)
+
     def _start_attempt(self, action: StartWorkers | StartAfterPreflight) -> GroupStarted:
         """Start the workers of an attempt, or first their preflight."""
-        self._deadlines.clear()
+        self._clear_deadlines()
         self._end_wait()
         self._orphans = frozenset()
         if self._hooks.display is not None and self._nodes is not None:
@@ -427,9 +427,6 @@ class Supervisor:
         else:
             ranks = frozenset({PREFLIGHT_RANK})
             self._deadlines.start("preflight", limit)
-        if not self._control_made:
-            self._control_made = True
-            self._control_due = self._clock() + _CONTROL_SECONDS
         nodes, attempt = self._nodes, self.workers.attempt
         if nodes is None:
             return GroupStarted(ranks, preflight=preflight, attempt=attempt)
