@@ -25,8 +25,8 @@ from lllaunch.workers.terminal import cells
 
 if TYPE_CHECKING:
     from lllaunch.results.history import AttemptTimeline, Lane, Mark, TimeSpan
-    from lllaunch.results.view import RunTimeline, Series
-    from lllaunch.run.result import Excerpt, Reached
+    from lllaunch.results.view import Log, RunTimeline, Series
+    from lllaunch.run.result import Reached
     from lllaunch.watchdog.progress import Progress
 
 
@@ -234,7 +234,7 @@ def peak_rows(measured: Sequence[Series], *, attempts: int) -> list[Row]:
     return [(StyledText(f"{GAP}{line}"),) for line in aligned(table)] if table else []
 
 
-def log_rows(logs: Sequence[Excerpt], cwd: str) -> list[Row]:
+def log_rows(logs: Iterable[Log], cwd: str) -> list[Row]:
     """Return the ends of logs."""
     rows: list[Row] = []
     for log in logs:

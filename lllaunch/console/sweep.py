@@ -71,7 +71,7 @@ class JobView:
         self.overrides = short_overrides(own)
         self.directory = ""  # where its files are; empty until it is composed
         self.state = J.WAITING
-        self.attempt = self.tries = 0  # number of the attempt that runs or ran, from 0
+        self.tries = 0  # how often it was started
         self.lease = Lease()
         self.since = self.seconds = 0.0  # when its attempt began
         self.line = self.why = ""  # what it printed last
@@ -198,13 +198,13 @@ class Board:
 
     def _start(self, event: v.StartJob, now: float) -> None:
         job = self._job(event.number)
-        job.state, job.attempt, job.lease, job.since = J.RUNNING, event.attempt, event.lease, now
+        job.state, job.lease, job.since = J.RUNNING, event.lease, now
         job.tries = event.attempt + 1
         job.line = job.why = ""
         job.progress = job.objective = None
         named = f" ({job.overrides})" if job.overrides else ""
         on = f" on {slots}" if (slots := lease_text(job.lease)) else ""
-        attempt = f", attempt {job.attempt}" if job.attempt else ""
+        attempt = f", attempt {event.attempt}" if event.attempt else ""
         self._say(f"job {job.number} started{named}{on}{attempt}", routine=True)
 
     def _not_started(self, event: v.JobNotStarted, _: float) -> None:
@@ -239,13 +239,13 @@ class Board:
     def _retry(self, event: v.Retry, now: float) -> None:
         job = self._job(event.number)
         job.retried[event.cause] += 1
-        text = f"job {job.number}: attempt {job.attempt} {FAILED[event.cause]}"
+        text = f"job {job.number}: attempt {event.attempt - 1} {FAILED[event.cause]}"
         text += f" after {duration(job.seconds)}: {ending(job.exit_code, job.why)}; trying again"
         if event.at is not None and event.at > now:
             text += f" in {duration(event.at - now)}"
         limit = f" of {self._policy.retries.of(event.cause)}" if self._policy else ""
         job.state = J.WAITING if event.at is None else J.PAUSED
-        job.lease, job.attempt = Lease(), event.attempt
+        job.lease = Lease()
         self._say(f"{text} ({job.retried[event.cause]}{limit})", "cause")
 
     def _due(self, event: v.RetryDue, _: float) -> None:

@@ -142,8 +142,9 @@ class SweepFacts:
                 groups.setdefault(key, []).append(job)
         found = []
         for members in sorted(groups.values(), key=lambda group: -len(group)):
-            # the first one with a report, or that anything is known of
-            example = max(members, key=self._telling)
+            # the first one with a report
+            reported = (job for job in members if job.number in self.cases)
+            example = next(reported, members[0])
             cause = self.cause(example) or _WITHOUT_CAUSE.get(example.state, "no result")
             if len({tuple(_RANK.findall(self.cause(job))) for job in members}) > 1:
                 # the example's rank is not that of the others
@@ -151,10 +152,6 @@ class SweepFacts:
             numbers = tuple(job.number or 0 for job in members)
             found.append(FailureGroup(cause, numbers, self.cases.get(example.number)))
         return tuple(found)
-
-    def _telling(self, job: ListEntry) -> int:
-        case = self.cases.get(job.number)
-        return 0 if case is None else 2 if case.explanation else 1
 
 
 def sweep_facts(sweep: SweepView, roots: Sequence[str] = ()) -> SweepFacts:
@@ -502,7 +499,6 @@ def _spans(
 def _jobs(facts: SweepFacts, place: str) -> html.PageTable:
     sweep = facts.sweep
     places = {job.number: at for at, job in enumerate(sweep.jobs)}
-    tries = {job.job: job.tries for job in (() if sweep.result is None else sweep.result.jobs)}
 
     def column(parameter: SweptParameter) -> html.PageColumn:
         def cell(job: ListEntry) -> html.Cell:
@@ -535,7 +531,7 @@ def _jobs(facts: SweepFacts, place: str) -> html.PageTable:
             "numeric",
         ),
         html.numbers("Time", lambda job: job.seconds, duration),
-        html.numbers("Tries", lambda job: tries.get(job.number), minor=True),
+        html.numbers("Tries", lambda job: job.attempts, minor=True),
         html.numbers("Exit", lambda job: job.exit_code if failed else None, minor=True),
         html.PageColumn("What happened", facts.cause, "wide"),
     ]

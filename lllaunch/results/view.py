@@ -151,24 +151,31 @@ class RunView:
                 found.append(Log(stream, shown, excerpt.lines, excerpt.cut, *of))
         return tuple(found)
 
+    def telling(self) -> list[tuple[int, WorkerResult]]:
+        """Return the workers of the last attempt, each with its number, the most telling first.
+
+        Those are the blamed one, those that failed, and those that failed after it.
+        """
+
+        def order(worker: WorkerResult) -> tuple[bool, bool, bool, int]:
+            failed, victim = isinstance(worker, Failed), isinstance(worker, Victim)
+            return worker is not self.blamed, not failed, not victim, worker.rank
+
+        if self.result is not None:
+            last = self.attempts[-1:]
+            return [(at.number, worker) for at in last for worker in sorted(at.workers, key=order)]
+        number, place = max(numbered(self.path, "attempt_"), default=(0, ""))
+        return [
+            (number, WorkerResult(rank=rank, stdout=f"{at}/stdout.log", stderr=f"{at}/stderr.log"))
+            for rank, at in (sorted(numbered(place, "")) if place else ())
+        ]
+
     @cached_property
     def logs(self) -> tuple[Log, ...]:
-        """The ends of the logs that tell most, the most telling first; without empty ones.
-
-        Of a run without a result those of its newest attempt.
-        """
-        if self.result is not None:
-            found = telling(self.result, self.blamed)
-        else:
-            number, place = max(numbered(self.path, "attempt_"), default=(0, ""))
-            ranks = sorted(numbered(place, ""))[:_MOST_WORKERS] if place else ()
-            logs = [(rank, f"{path}/stdout.log", f"{path}/stderr.log") for rank, path in ranks]
-            found = [
-                (number, WorkerResult(rank=rank, stdout=out, stderr=err)) for rank, out, err in logs
-            ]
+        """The ends of the logs that tell most, the most telling first; without empty ones."""
         return tuple(
             log
-            for number, worker in found
+            for number, worker in self.telling()[:_MOST_WORKERS]
             for log in self.logs_of(worker, _LOG_LINES, number)
             if log.lines
         )
@@ -215,31 +222,6 @@ def blamed(result: RunResult) -> WorkerResult | None:
     ranks = [] if root is None else [root.rank, *(root.hang.hung if root.hang is not None else ())]
     named = (workers[rank] for rank in ranks if rank in workers)
     return next(named, next(iter(workers.values()), None))
-
-
-def telling(result: RunResult, guilty: WorkerResult | None) -> list[tuple[int, WorkerResult]]:
-    """Return the workers whose logs are worth showing, those that tell most first. Pure.
-
-    Of the last attempt that is the guilty one, those that failed, those that failed after it, rank
-    0 and the others, at most a dozen; then of the newest attempts before it the one that each
-    failed for.
-    """
-    if not result.attempts:
-        return []
-    last = result.attempts[-1]
-
-    def order(worker: WorkerResult) -> tuple[bool, bool, bool, bool, int]:
-        failed, victim = isinstance(worker, Failed), isinstance(worker, Victim)
-        return worker is not guilty, not failed, not victim, worker.rank != 0, worker.rank
-
-    found: list[tuple[int, WorkerResult]]
-    found = [(last.number, worker) for worker in sorted(last.workers, key=order)[:_MOST_WORKERS]]
-    for attempt in result.attempts[-2 : -2 - _MOST_ATTEMPTS : -1]:
-        named = () if attempt.root_cause is None else attempt.root_cause.ranks
-        found += [
-            (attempt.number, worker) for worker in attempt.workers if worker.rank in named[:1]
-        ]
-    return found
 
 
 def numbered(directory: str, prefix: str) -> Iterator[tuple[int, str]]:

@@ -27,10 +27,10 @@ from lllaunch.results.live import LiveReader
 from lllaunch.results.locate import locate
 from lllaunch.results.store import NO_ANSWER, BatchQueue, ListEntry, lock_of, plain, sample_of
 from lllaunch.results.sweeps import SweepView, view_sweep
-from lllaunch.results.view import RunView, blamed, node_state, view_run
+from lllaunch.results.view import Log, RunView, node_state, view_run
 from lllaunch.run.directory import PLAN, plain_sample
 from lllaunch.run.repository import Host
-from lllaunch.run.result import Excerpt, Reached, plain_result
+from lllaunch.run.result import Reached, plain_result
 from lllaunch.run.submission import LOG
 from lllaunch.text import duration, size
 from lllaunch.verbs.printing import Parser, columns, perform, print_json, print_rows
@@ -45,7 +45,6 @@ from lllaunch.words import (
     time_left,
     versions_text,
 )
-from lllaunch.workers.log_files import LOGS
 from lllaunch.workers.terminal import cells
 
 if TYPE_CHECKING:
@@ -106,17 +105,13 @@ def _json(run: RunView) -> dict[str, Any]:
 # A run
 
 
-def _logs(run: RunView, outcome: RunResult | None) -> Iterator[Excerpt]:
+def _logs(run: RunView) -> Iterator[Log]:
     """Yield the ends of what the worker wrote that tells most; the report may have its stderr."""
-    if outcome is None:
-        directory = os.path.join(run.path, _LAST_ATTEMPT, "0")
-        paths = [os.path.join(directory, name) for name in LOGS]
-    else:
-        worker, root = blamed(outcome), outcome.root_cause
-        paths = [] if worker is None else [worker.stdout, worker.stderr]
-        if root is not None and (root.traceback or outcome.excerpt is not None):
-            paths = paths[:1]
-    yield from (found for path in paths if (found := run.end(path, _LOG_LINES)) is not None)
+    told = run.root is not None and (run.root.traceback or run.outcome != run.result)
+    for _, worker in run.telling()[:1]:
+        for log in run.logs_of(worker, _LOG_LINES):
+            if not (told and log.stream == "stderr"):
+                yield log._replace(path=os.path.join(run.path, log.path))
 
 
 def _quoted(lines: Iterable[str], style: str = "") -> list[Row]:
@@ -161,7 +156,7 @@ def run_rows(run: RunView, cwd: str, width: int, *, ascii_only: bool = False) ->
         path = shown_path(os.path.join(run.path, run.stacks[0].path), cwd)
         lines = run.stacks[0].lines[:_STACK_LINES]
         parts.append(_titled(f"Where all ranks stood ({path})", _quoted(lines, "quote")))
-    parts.append(_titled("Ends of logs", log_rows([*_logs(run, outcome)], cwd)))
+    parts.append(_titled("Ends of logs", log_rows(_logs(run), cwd)))
     parts.append(_titled(PLAN, _quoted((run.plan or "").splitlines())))
     parts.append([] if run.result is None else _facts([*_origin(run.result)]))
     for part in parts:
