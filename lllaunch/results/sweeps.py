@@ -309,7 +309,7 @@ def entry_of_job(job: JobHistory, sweep: str, sweep_state: str) -> ListEntry:
 
 def without_common(job: ListEntry, common: Collection[str]) -> ListEntry:
     """Return a job without the overrides that all jobs share."""
-    own = tuple(each for each in job.overrides if each not in common)
+    own = tuple(each for each in job.given or () if each not in common)
     return structs.replace(job, given=own)
 
 
@@ -320,11 +320,9 @@ def objectives_of(
     good = ((objective_of(job.value), job) for job in jobs if job.state == "succeeded")
     known = (Objective(value, job.number or 0) for value, job in good if value is not None)
     found = Objectives(direction, known).extremes
-    names = {job.number or 0: job.overrides for job in jobs} if found else {}
-    return Objectives(
-        direction,
-        (each._replace(name=short_overrides(names[each.job], common)) for _, each in found),
-    )
+    named = {job.number or 0: job for job in jobs} if found else {}
+    names = ((each, short_overrides(named[each.job].overrides, common)) for _, each in found)
+    return Objectives(direction, (each._replace(name=name) for each, name in names))
 
 
 def _state_of_job(job: JobHistory, sweep: str) -> str:
