@@ -13,8 +13,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from lllaunch.console.lanes import MARKS, SPANS
 from lllaunch.console.report import failure_text, report_body, title_text
+from lllaunch.console.views import MARKS, SPANS
 from lllaunch.documents import signal_name
 from lllaunch.pages import charts, html
 from lllaunch.pages.charts import Point

@@ -10,17 +10,19 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lllaunch.console.lanes import (
-    DRAWN,
-    log_rows,
-    peak_rows,
-    progress_of_ranks,
-    timeline_rows,
-)
 from lllaunch.console.report import failure_text, fate_text, report_lines
 from lllaunch.console.stream import encodable
 from lllaunch.console.table import GAP, Row, aligned, padded
-from lllaunch.console.views import Setting, summary_rows, table_rows
+from lllaunch.console.views import (
+    DRAWN,
+    Setting,
+    log_rows,
+    peak_rows,
+    progress_of_ranks,
+    summary_rows,
+    table_rows,
+    timeline_rows,
+)
 from lllaunch.documents import Plain
 from lllaunch.locks import holder
 from lllaunch.results.live import LiveReader

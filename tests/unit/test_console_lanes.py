@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.timelines import EVENTS, START, json_lines, node_records, sample
 
-from lllaunch.console.lanes import log_rows, peak_rows, progress_of_ranks, timeline_rows
 from lllaunch.console.table import Row
+from lllaunch.console.views import log_rows, peak_rows, progress_of_ranks, timeline_rows
 from lllaunch.results.history import AttemptTimeline, Lane
 from lllaunch.results.view import Log, Mark, RunTimeline, TimeSpan, timeline_of
 from lllaunch.watchdog.progress import Progress
