@@ -4,10 +4,9 @@ Whatever a process does with its session, environment or parents, it stays in it
 ``cgroup.kill`` ends all of them at once. So this is the surest way of ending a tree; where cgroups
 are not delegated, everything works without it.
 
-Sources: ``/proc/self/cgroup`` (cgroups(7)) and ``/proc/self/mountinfo`` (proc(5));
-sched_getaffinity(2), which covers cpusets; the kernel's admin-guide/cgroup-v2.rst and
-admin-guide/cgroup-v1, and scheduler/sched-bwc.rst for quotas of version 1. Every part may be
-missing (containers hide some); what is missing is None.
+Sources: ``/proc/self/cgroup`` (cgroups(7)); sched_getaffinity(2), which covers cpusets; the
+kernel's admin-guide/cgroup-v2.rst and admin-guide/cgroup-v1, and scheduler/sched-bwc.rst for quotas
+of version 1. Every part may be missing (containers hide some); what is missing is None.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import resource
 from typing import NamedTuple
 
@@ -23,59 +21,30 @@ from lllaunch.files import too_many_open
 from lllaunch.linux.proc import read_text
 
 
-class Hierarchy(NamedTuple):
-    """A cgroup of this process and all above it."""
+def hierarchies(controller: str, root: str = "/") -> list[tuple[int, list[str]]]:
+    """Finds the cgroups that may limit this process, where systems mount them; never raises.
 
-    version: int
-    directories: list[str]  # its own first, then upwards to the mount point
-
-
-def hierarchies(controller: str, proc: str = "/proc") -> list[Hierarchy]:
-    """Finds the cgroups that may limit this process; never raises.
-
-    ``controller``: ``memory``, ``cpu``, ...
+    ``controller``: ``memory``, ``cpu``, ... ``root``: where ``proc`` and ``sys`` are. Returns
+    versions, each with the directories of this process's own cgroup and of all above it.
     """
-    # by version: the root of the controller's hierarchy, and where it is mounted
-    mounts: dict[int, tuple[str, str]] = {}
-    for line in read_text(f"{proc}/self/mountinfo").splitlines():
-        left, _, right = line.partition(" - ")
-        fields, kind = left.split(), right.split()
-        if len(fields) < 5 or not kind:
-            continue
-        if kind[0] == "cgroup2" or (kind[0] == "cgroup" and controller in kind[-1].split(",")):
-            version = 2 if kind[0] == "cgroup2" else 1
-            mounts.setdefault(version, (_unescaped(fields[3]), _unescaped(fields[4])))
     found = []
-    for line in read_text(f"{proc}/self/cgroup").splitlines():
+    for line in read_text(os.path.join(root, "proc/self/cgroup")).splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
         if controllers and controller not in controllers.split(","):
             continue
-        version = 1 if controllers else 2
-        if version in mounts:
-            found.append(Hierarchy(version, _upwards(*mounts[version], path)))
+        top = os.path.join(root, "sys/fs/cgroup")
+        # where there are both versions, each has directories of its own
+        inside = os.path.join(top, controller if controllers else "unified")
+        if controllers or os.path.isdir(inside):
+            top = inside
+        directories, directory = [], os.path.normpath(top + path)
+        while len(directory) > len(top):
+            directories.append(directory)
+            directory = os.path.dirname(directory)
+        # A container sees its own cgroup at the top, and may be told its path on the host.
+        seen = [directory for directory in directories if os.path.isdir(directory)]
+        found.append((1 if controllers else 2, [*seen, top]))
     return found
-
-
-def _unescaped(path: str) -> str:
-    """Undoes the octal escapes that mountinfo writes for blanks and backslashes (proc(5))."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
-
-
-def _upwards(root: str, mount: str, path: str) -> list[str]:
-    """Returns the directory of cgroup ``path`` and all above it, within the mount.
-
-    A container sees its own cgroup as the root of the mount while /proc/self/cgroup may show the
-    path from the host's root: what lies outside the mount stands for the mount itself.
-    """
-    inside = os.path.relpath(path, root) if path.startswith(root) else "."
-    directory = os.path.normpath(os.path.join(mount, inside))
-    if not os.path.isdir(directory):
-        directory = mount
-    directories = [directory]
-    while directory != mount and directory.startswith(mount):
-        directory = os.path.dirname(directory)
-        directories.append(directory)
-    return directories
 
 
 # The first part of a cgroup's name; a mark and the maker's process id follow.
@@ -107,7 +76,7 @@ class Cgroup:
         Returns None where it is not allowed, or could not be killed as a whole.
         """
         try:
-            own = [each.directories[0] for each in hierarchies("") if each.version == 2]
+            own = [directories[0] for version, directories in hierarchies("") if version == 2]
             if not own:
                 return None
             _remove_left_behind(own[0])
@@ -146,10 +115,10 @@ class Cores(NamedTuple):
     quota: float | None = None
 
 
-def find_cores(proc: str = "/proc") -> Cores:
+def find_cores(root: str = "/") -> Cores:
     """Looks now; never raises."""
     quotas = []
-    for version, directories in hierarchies("cpu", proc):
+    for version, directories in hierarchies("cpu", root):
         files = ("cpu.max",) if version == 2 else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
         for directory in directories:
             words = " ".join(read_text(f"{directory}/{name}") for name in files).split()
@@ -180,11 +149,11 @@ UNKNOWN = Memory()
 """Nothing could be read."""
 
 
-def read_memory(proc: str = "/proc", shm: str = "/dev/shm") -> Memory:  # noqa: S108 - the mount itself, nothing is written there
+def read_memory(root: str = "/") -> Memory:
     """Reads the counters now; never raises."""
     kills: int | None = None
     limits = []
-    for version, directories in hierarchies("memory", proc):
+    for version, directories in hierarchies("memory", root):
         events = "memory.events" if version == 2 else "memory.oom_control"
         counted = _field(read_text(f"{directories[0]}/{events}"), "oom_kill")
         kills = counted if counted is not None else kills
@@ -194,12 +163,12 @@ def read_memory(proc: str = "/proc", shm: str = "/dev/shm") -> Memory:  # noqa: 
         limits += [int(text) for text in texts if text.isdigit() and int(text) < _V1_UNLIMITED]
     shm_total = shm_free = None
     with contextlib.suppress(OSError):
-        found = os.statvfs(shm)
+        found = os.statvfs(os.path.join(root, "dev/shm"))
         shm_total, shm_free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-    total = _field(read_text(f"{proc}/meminfo"), "MemTotal:")
+    total = _field(read_text(os.path.join(root, "proc/meminfo")), "MemTotal:")
     return Memory(
         cgroup_kills=kills,
-        machine_kills=_field(read_text(f"{proc}/vmstat"), "oom_kill"),
+        machine_kills=_field(read_text(os.path.join(root, "proc/vmstat")), "oom_kill"),
         limit=min(limits, default=None),
         total=None if total is None else total * 1024,  # meminfo counts in KiB
         shm_total=shm_total,

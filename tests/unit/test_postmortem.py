@@ -219,57 +219,53 @@ def tree(root, files: dict[str, str]) -> str:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return str(root / "proc")
+    return str(root)
 
 
 def test_cgroup_v2_is_read_with_the_smallest_limit_above(tmp_path):
-    proc = tree(
+    root = tree(
         tmp_path,
         {
             "proc/self/cgroup": "0::/user/job\n",
-            "proc/self/mountinfo": f"30 23 0:26 / {tmp_path}/c\\040g rw - cgroup2 cgroup2 rw\n",
+            "dev/shm/x": "",
             "proc/vmstat": "nr_free_pages 1\noom_kill 9\n",
             "proc/meminfo": "MemTotal:       1024 kB\nMemFree: 1 kB\n",
-            "c g/user/memory.max": "500000\n",
-            "c g/user/job/memory.max": "max\n",
-            "c g/user/job/memory.events": "low 0\noom 4\noom_kill 3\noom_group_kill 0\n",
+            "sys/fs/cgroup/user/memory.max": "500000\n",
+            "sys/fs/cgroup/user/job/memory.max": "max\n",
+            "sys/fs/cgroup/user/job/memory.events": "low 0\noom 4\noom_kill 3\noom_group_kill 0\n",
         },
     )
-    found = read_memory(proc, str(tmp_path))
+    found = read_memory(root)
     assert (found.cgroup_kills, found.machine_kills) == (3, 9)
     assert (found.limit, found.total) == (500000, 1024 * 1024)
     assert found.shm_free is not None
 
 
 def test_cgroup_v1_is_read(tmp_path):
-    proc = tree(
+    root = tree(
         tmp_path,
         {
             "proc/self/cgroup": "5:cpu,cpuacct:/x\n4:memory:/docker/abc\n0::/\n",
-            "proc/self/mountinfo": (
-                f"35 31 0:32 / {tmp_path}/memory rw - cgroup cgroup rw,memory\n"
-                f"36 31 0:33 / {tmp_path}/unified rw - cgroup2 cgroup2 rw\n"
-            ),
-            "memory/memory.limit_in_bytes": "9223372036854771712\n",
-            "memory/docker/abc/memory.limit_in_bytes": "1000000\n",
-            "memory/docker/abc/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n",
+            "sys/fs/cgroup/unified/cgroup.procs": "",
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            "sys/fs/cgroup/memory/docker/abc/memory.limit_in_bytes": "1000000\n",
+            "sys/fs/cgroup/memory/docker/abc/memory.oom_control": "under_oom 0\noom_kill 2\n",
         },
     )
-    found = read_memory(proc, str(tmp_path / "no"))
+    found = read_memory(root)
     assert (found.cgroup_kills, found.limit) == (2, 1000000)
     assert found.machine_kills is found.shm_free is None
 
 
 def test_container_that_sees_its_own_cgroup_as_the_root(tmp_path):
-    proc = tree(
+    root = tree(
         tmp_path,
         {
             # the host's path, of which nothing is mounted here
             "proc/self/cgroup": "0::/kubepods/pod1/c1\n",
-            "proc/self/mountinfo": f"3 2 0:26 /kubepods/pod1/c1 {tmp_path}/cg rw - cgroup2 c rw\n",
-            "cg/memory.max": "7000\n",
-            "cg/memory.events": "oom_kill 1\n",
+            "sys/fs/cgroup/memory.max": "7000\n",
+            "sys/fs/cgroup/memory.events": "oom_kill 1\n",
         },
     )
-    found = read_memory(proc)
+    found = read_memory(root)
     assert (found.cgroup_kills, found.limit) == (1, 7000)

@@ -197,38 +197,30 @@ def test_limits_of_cores_that_are_wrong(limit: Limit, problem: str) -> None:
     assert caught.value.exit_code == 2
 
 
-def fake_proc(directory: Path, cgroup: str, mounts: str, files: dict[str, str]) -> str:
-    own = directory / "proc" / "self"
-    own.mkdir(parents=True)
-    (own / "cgroup").write_text(cgroup)
-    (own / "mountinfo").write_text(mounts.replace("MOUNT", str(directory)))
-    for name, text in files.items():
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_text(text)
-    return str(directory / "proc")
-
-
-V2 = "30 23 0:26 / MOUNT/cg rw,nosuid - cgroup2 cgroup2 rw\n"
-V1 = "31 23 0:27 / MOUNT/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
 CFS = "cpu/a/cpu.cfs_"
 
 
 @pytest.mark.parametrize(
-    ("cgroup", "mounts", "files", "quota"),
+    ("cgroup", "files", "quota"),
     [
-        ("0::/a/b\n", V2, {"cg/a/b/cpu.max": "max 100000\n"}, None),
-        ("0::/a/b\n", V2, {"cg/a/b/cpu.max": "4000 1000", "cg/a/cpu.max": "2000 1000"}, 2.0),
-        ("0::/host/path\n", V2, {"cg/cpu.max": "300000 100000\n"}, 3.0),  # in a container
-        ("2:cpu,cpuacct:/a\n", V1, {f"{CFS}quota_us": "5\n", f"{CFS}period_us": "10\n"}, 0.5),
-        ("2:cpu,cpuacct:/a\n0::/\n", V1 + V2, {"cg/cpu.max": "100000 100000"}, 1.0),
-        ("", "", {}, None),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n"}, None),
+        ("0::/a/b\n", {"a/b/cpu.max": "4000 1000", "a/cpu.max": "2000 1000"}, 2.0),
+        ("0::/host/path\n", {"cpu.max": "300000 100000\n"}, 3.0),  # in a container
+        ("0::/../../path\n", {"cpu.max": "300000 100000\n"}, 3.0),  # outside of its namespace
+        ("2:cpu,cpuacct:/a\n", {f"{CFS}quota_us": "5\n", f"{CFS}period_us": "10\n"}, 0.5),
+        ("2:cpu,cpuacct:/a\n0::/\n", {"unified/cpu.max": "100000 100000"}, 1.0),
+        ("", {}, None),
     ],
 )
-def test_quota(
-    tmp_path: Path, cgroup: str, mounts: str, files: dict[str, str], quota: float | None
-) -> None:
-    proc = fake_proc(tmp_path, cgroup, mounts, files)
-    assert find_cores(proc) == Cores(tuple(sorted(os.sched_getaffinity(0))), quota)
+def test_quota(tmp_path: Path, cgroup: str, files: dict[str, str], quota: float | None) -> None:
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text(cgroup)
+    for name, text in files.items():
+        path = tmp_path / "sys" / "fs" / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    cores = Cores(tuple(sorted(os.sched_getaffinity(0))), quota)
+    assert find_cores(str(tmp_path)) == cores
 
 
 # names and numbers that no other process has
