@@ -24,7 +24,6 @@ from lllaunch.linux.cgroup import Cgroup
 from lllaunch.linux.process import (
     Subreaper,
     hold_standard_fds,
-    open_pidfd,
     process_ended,
     raise_open_files_limit,
     send_signal,
@@ -130,32 +129,24 @@ class Spawner:
         from lllaunch.spawner import server  # noqa: PLC0415 - the rarest start method
 
         spawner = cls()
-        ours, theirs = connected()
-        try:
-            spawner.pid, spawner._pidfd = server.fork_server(theirs, ours, spawner.mark, calls)
-        except OSError:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
+        spawner._make(lambda end, ours: server.fork_server(end, ours, spawner.mark, calls))
         spawner._ready = True
-        spawner._connect(ours)
         return spawner
 
     def _start(self, environ: Mapping[str, str]) -> None:
-        ours, theirs = connected()
         raise_open_files_limit()
-        try:
-            self.pid = start_interpreter(theirs, {**environ, MARK: self.mark})
-        except OSError:  # no room for another process
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-        pidfd = open_pidfd(self.pid)
-        assert pidfd is not None  # our own child, not waited for
-        self._pidfd = pidfd
+        self._make(lambda end, _: start_interpreter(end, {**environ, MARK: self.mark}))
         self._exec_env = exec_part(environ)
+
+    def _make(self, process: Callable[[socket.socket, socket.socket], tuple[int, int]]) -> None:
+        """Make the process, whose end of the connection comes first."""
+        ours, theirs = connected()
+        with theirs:
+            try:
+                self.pid, self._pidfd = process(theirs, ours)
+            except OSError:  # no room for another process
+                ours.close()
+                raise
         self._connect(ours)
 
     def hold(self, locks: tuple[int, ...]) -> None:
@@ -248,18 +239,15 @@ class Spawner:
         """Send a signal to the process groups of workers, through the spawner.
 
         If it does not confirm within a second, the launcher signals the workers itself. A spawner
-        that is still preloading is killed: there is no worker yet, and nobody wants to wait.
-        SIGSTOP and SIGCONT end nobody: they have left when this returns, and are not waited for.
+        that is still preloading is killed, unless the signal ends nobody: there is no worker yet,
+        and nobody wants to wait.
         """
-        if signum in (signal.SIGSTOP, signal.SIGCONT):
-            chosen = list(keys)
-            self._send({"op": "signal", "command": -1, "keys": chosen, "signum": int(signum)})
-            self.flush()
-            return
-        if self._key is not None and self._key.preload and not self._ready and self.dead is None:
+        ends = signum not in (signal.SIGSTOP, signal.SIGCONT)
+        preloads = self._key is not None and self._key.preload and not self._ready
+        if ends and preloads and self.dead is None:
             self._kill_spawner()
-            return
-        self._command("signal", list(keys), signum)
+        else:
+            self._command("signal", list(keys), signum)
 
     def notify(self, keys: Iterable[int], signum: int) -> None:
         """Send a signal to workers that have started, and to nothing else of their groups.

@@ -152,14 +152,14 @@ def importing(module: str, name: str) -> str:
     )
 
 
-def start_interpreter(sock: socket.socket, environ: Mapping[str, str]) -> int:
-    """Start a spawner; its process id.
+def start_interpreter(sock: socket.socket, environ: Mapping[str, str]) -> tuple[int, int]:
+    """Start a spawner; its process id, and a pidfd of it.
 
     posix_spawn runs no Python code in the child, so this is safe in a process with threads.
     """
     code = f"{importing('lllaunch.spawner.server', 'main')}; main({sock.fileno()}, {os.getpid()})"
     os.set_inheritable(sock.fileno(), True)
-    return os.posix_spawn(
+    pid = os.posix_spawn(
         sys.executable,
         [*interpreter_command(), "-c", code],
         environ,
@@ -170,6 +170,7 @@ def start_interpreter(sock: socket.socket, environ: Mapping[str, str]) -> int:
         # (SIGCHLD, where a program waits for it by signalfd).
         setsigmask=signal.valid_signals() - {signal.SIGCHLD},
     )
+    return pid, os.pidfd_open(pid)
 
 
 # Preloads
