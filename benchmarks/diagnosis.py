@@ -185,8 +185,8 @@ class Judged:
 
 
 def _end_rank_2(running: Running) -> None:
-    until((running.place / "ready").exists, "rank 2", _LIMIT_SECONDS)
-    os.kill(int((running.place / "ready").read_text()), signal.SIGTERM)
+    until((running.directory / "ready").exists, "rank 2", _LIMIT_SECONDS)
+    os.kill(int((running.directory / "ready").read_text()), signal.SIGTERM)
 
 
 def of_unlisted(number: int, failure: Unlisted) -> Judged:

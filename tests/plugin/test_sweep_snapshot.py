@@ -73,14 +73,6 @@ def test_all_jobs_run_the_code_as_it_was(project: SweepProject) -> None:
     assert "code" not in plan
 
 
-def test_without_one_a_job_runs_what_is_there(project: SweepProject) -> None:
-    ended = swept(project, "none")
-    assert ended.code == 0, ended.err
-    top = project.root.name
-    assert returned(project) == [f"second {top} {top}", f"third {top} {top}"]
-    assert project.result(0)["build"]["snapshot"] is None
-
-
 def test_a_temporary_one_is_gone_with_the_sweep(project: SweepProject) -> None:
     ended = swept(project, "temporary")
     assert ended.code == 0, ended.err

@@ -88,20 +88,12 @@ def test_with_q_nothing_is_said_while_all_goes_well(project: Project) -> None:
 LATE = """
 import atexit, os, signal
 from hydra.experimental.callback import Callback
-import lllaunch.run.execute as execute
 
 def come(*_):
     os.kill(os.getpid(), getattr(signal, os.environ["SIGNAL"]))
 
 class Late(Callback):
     def on_job_start(self, config, **_):
-        write_atomic = execute.write_atomic
-        def written(path, data):
-            write_atomic(path, data)
-            if path.endswith("result.json"):
-                come()
-        if os.environ["MOMENT"] == "written":
-            execute.write_atomic = written
         if os.environ["MOMENT"] == "leaving":
             atexit.register(come)
 
@@ -114,7 +106,6 @@ class Late(Callback):
 @pytest.mark.parametrize(
     ("moment", "signum"),
     [
-        ("written", "SIGTERM"),
         ("callback", "SIGHUP"),
         ("callback", "SIGUSR1"),
         ("leaving", "SIGTERM"),

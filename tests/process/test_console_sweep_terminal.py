@@ -195,19 +195,6 @@ def test_what_cannot_show_a_table_gets_lines(
     os.close(master)
 
 
-def test_a_table_that_cannot_be_drawn_ends_nothing(
-    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    sweep.began(2, running=1)
-    monkeypatch.setattr("lllaunch.console.sweep.view_of", lambda *_: 1 / 0)
-    sweep.tick()
-    sweep.end(0)
-    sweep.console.note("as ever")
-    sweep.console.close()
-    assert sweep.shown() == ["lllaunch: sweep of 2 jobs in /m, 2 GPUs", "lllaunch: as ever"]
-    assert capsys.readouterr().err.count("lllaunch: no live view: ") == 1
-
-
 @pytest.mark.parametrize("breaks", [True, False])
 @pytest.mark.parametrize("columns", [45, 60, 120])
 def test_another_width_takes_no_line_of_a_job_away(

@@ -239,12 +239,3 @@ def test_the_site_builds_and_loads_nothing_from_elsewhere(tmp_path: Path) -> Non
     )
     assert re.findall(r"url\([\"']?https?:", text) == []
     assert '<h2 id="check">check' in text
-
-
-def test_the_checks_find_what_is_wrong(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("# A title\n[good](#a-title) [bad](#no) [gone](no.md) [web](https://a.b)\n")
-    assert list(broken_links(page)) == ["#no", "no.md"]
-    printed = "first\nsecond in 3.5 s\nthird\n"
-    assert not list(missing_lines("first\n...\nsecond in 920 ms", printed))
-    assert list(missing_lines("third\nfirst", printed)) == ["first"]

@@ -36,7 +36,6 @@ with open("imports", "a") as file: file.write(f"{os.getpid()}\\n")
 while os.path.exists("hold"): time.sleep(0.01)
 if os.path.exists("broken"): raise ImportError("cannot be imported")
 """
-LONG = "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(1000)\n"
 
 
 class Warmed(Played):
@@ -44,7 +43,7 @@ class Warmed(Played):
 
     def __init__(self, place: Path) -> None:
         super().__init__(place)
-        for name, text in (("work", WORK), ("slow", SLOW), ("long", LONG)):
+        for name, text in (("work", WORK), ("slow", SLOW)):
             (place / f"{name}.py").write_text(text)
         self.warm: SpawnerPool | None = None
 
@@ -142,15 +141,6 @@ def test_jobs_of_one_environment_share_a_spawner_also_in_the_next_sweep(played: 
     assert gone(spawner.pid)
 
 
-def test_each_environment_has_a_spawner_of_its_own(played: Warmed) -> None:
-    warm = played.succeed(4, lambda number: number % 2 + 1)
-    assert played.kinds() == ["warm"] * 4
-    said = [text_of(played.place / f"{number}.out").strip() for number in range(4)]
-    assert said == ["1", "2", "1", "2"]
-    assert sorted(played.imports()) == sorted(warm.pids())
-    assert len(warm.pids()) == 2
-
-
 def test_above_the_limit_jobs_run_cold(played: Warmed) -> None:
     played.machine = machine(1)
     played.pool(limit=1)
@@ -233,23 +223,3 @@ def test_a_job_does_not_wait_longer_than_it_wants_to(played: Warmed) -> None:
     (played.place / "hold").unlink()
     played.succeed([2])
     assert played.kinds() == ["warm"]
-
-
-def test_a_killed_job_takes_its_workers_along(played: Warmed) -> None:
-    played.machine = machine(1)
-    out = played.place / "0.out"
-    helper = stop_when(out)
-    ended_with: list[bool] = []
-
-    def react(what: object) -> None:
-        if isinstance(what, v.SignalJobs):
-            os.kill(os.getpid(), signal.SIGTERM)
-        if isinstance(what, v.JobEnded) and what.number == 0:
-            # the lease was given back when it was gone
-            ended_with.append(gone(int(text_of(out))))
-
-    played.react = react
-    finish = played.sweep(3, played.jobs(), played.work("long.py"), warm=played.pool())
-    assert helper.wait(WAIT) == 0
-    assert finish.exit_code == 143
-    assert ended_with == [True]

@@ -53,7 +53,7 @@ step()
 
 def started(directory: Path, nproc: int = 3) -> Launcher:
     (directory / "work.py").write_text(SCRIPT)
-    node = {"entrypoint": "work.py", "nproc": nproc, "grace_period": "5s"}
+    node = {"entrypoint": "work.py", "nproc": nproc, "grace_period": "5s", "samples": False}
     launcher = Launcher(directory, node)
     for rank in range(nproc):
         until((directory / f"at.{rank}").exists, f"rank {rank}")
@@ -133,7 +133,7 @@ def test_a_live_run_is_looked_into_and_goes_on_unharmed(launcher: Launcher) -> N
     assert not (launcher.run_dir / SOCKET).exists()
 
 
-def test_threads_of_some_ranks(launcher: Launcher, shown: Shown) -> None:
+def test_threads_of_some_ranks_and_all_for_programs(launcher: Launcher, shown: Shown) -> None:
     text = shown("run", "--rank", "1-2")
     assert "All ranks" not in text
     assert "Rank 0" not in text
@@ -146,9 +146,7 @@ def test_threads_of_some_ranks(launcher: Launcher, shown: Shown) -> None:
         assert main.startswith(f"        work.py:{8 if rank == 1 else 12} in {inside}: {line}\n")
         assert f"work.py:20 in prefetch: {line}" in other
     assert "has no rank 3, only ranks 0-2" in shown("run", "--rank", "3", code=2)
-
-
-def test_for_programs(launcher: Launcher, shown: Shown) -> None:
+    # for programs
     found = json.loads(shown("--json"))
     Draft202012Validator(SCHEMA).validate(found)
     assert found["path"] == str(launcher.run_dir)
@@ -220,29 +218,6 @@ def test_where_there_can_be_no_socket_the_run_goes_on_and_stacks_says_so(
     ended = finished(launcher)
     assert ended.code == 0, ended.err
     assert "socket" not in ended.err
-
-
-def test_while_modules_are_imported_and_between_two_attempts(tmp_path: Path, shown: Shown) -> None:
-    (tmp_path / "slow.py").write_text(
-        "import os, time\nopen('importing', 'w').close()\n"
-        "while not os.path.exists('go'): time.sleep(0.01)\n"
-    )
-    (tmp_path / "work.py").write_text("raise SystemExit(1)")
-    restart = {"max_restarts": 1, "restart": {"delay": "600s", "max_delay": "600s"}}
-    node = {"entrypoint": "work.py", "nproc": 2, "preload": ["slow"], **restart}
-    launcher = Launcher(tmp_path, node)
-    until((tmp_path / "importing").exists, "the import")
-    assert shown("run") == (
-        "run: attempt 0, 2 workers\n"
-        "    Ranks 0-1 have not started yet: imports, or the preflight, come first\n"
-    )
-    (tmp_path / "go").touch()
-    until(lambda: '"Pause"' in text_of(launcher.run_dir / "events.jsonl"), "the pause")
-    assert shown("run") == (
-        "run: attempt 0, 2 workers: a restart is waited for\n    Ranks 0-1 have ended\n"
-    )
-    launcher.signal(signal.SIGTERM)
-    assert launcher.finish().code == 128 + signal.SIGTERM
 
 
 def test_a_job_of_a_sweep(tmp_path: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:

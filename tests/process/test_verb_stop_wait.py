@@ -65,6 +65,13 @@ def stopped(
 @pytest.mark.smoke
 def test_a_run_is_ended_as_ctrl_c_would(tmp_path: Path, stopped: Stopped) -> None:
     launcher = begun(tmp_path)
+    lock = tmp_path / "run/.lllaunch.lock"
+    text = lock.read_text()
+    lock.write_text("pid 7 on another-host\n")
+    elsewhere = "'run' is held by pid 7 on another-host; that is none of this machine"
+    assert elsewhere in stopped("run", code=2)
+    assert launcher.process.poll() is None
+    lock.write_text(text)
     assert stopped("run").startswith("run: signalled, exit code 143 after ")
     assert (tmp_path / "saved").exists()
     # it returns when the run is over
@@ -125,19 +132,6 @@ def test_who_only_has_the_number_of_a_launcher_is_left_alone(tmp_path: Path) -> 
     assert locks.open_launcher(signed(tmp_path, "")) is None
 
 
-def test_what_runs_elsewhere_is_told(tmp_path: Path, stopped: Stopped) -> None:
-    launcher = begun(tmp_path)
-    file = tmp_path / "run/.lllaunch.lock"
-    text = file.read_text()
-    file.write_text("pid 7 on another-host\n")
-    told = stopped("run", code=2)
-    assert "'run' is held by pid 7 on another-host; that is none of this machine" in told
-    assert launcher.process.poll() is None
-    file.write_text(text)
-    stopped("run")
-    launcher.finish()
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_users_run_is_told() -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -167,20 +161,27 @@ def waiting(directory: Path) -> Running:
     return waiter
 
 
-@pytest.mark.parametrize(("code", "ended"), [(0, 0), (7, 3)])
-def test_it_ends_with_the_run_and_as_the_run_does(tmp_path: Path, code: int, ended: int) -> None:
+def test_it_ends_with_the_run_and_as_the_run_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     launcher = begun(tmp_path)
-    waiter = waiting(tmp_path)
+    given_up, waiter = waiting(tmp_path), waiting(tmp_path)
+    given_up.signal(signal.SIGINT)
+    waited = given_up.finish()
+    assert (waited.code, waited.err) == (130, "")
     assert waiter.process.poll() is None
-    go(tmp_path, code)
-    assert launcher.finish().code == ended
+    go(tmp_path, 7)
+    assert launcher.finish().code == 3
     waited = waiter.finish()
-    assert (waited.code, waited.err) == (ended, "")
-    if code:
-        assert waited.out.startswith("run: failed, exit code 3 after ")
-        assert waited.out.endswith(": rank 0: called sys.exit(7)\n")
-    else:
-        assert waited.out.startswith("run: succeeded after ")
+    assert (waited.code, waited.err) == (3, "")
+    assert waited.out.startswith("run: failed, exit code 3 after ")
+    assert waited.out.endswith(": rank 0: called sys.exit(7)\n")
+    # what is over is not waited for
+    monkeypatch.chdir(tmp_path)
+    assert stop.wait(["run"]) == 3
+    assert capsys.readouterr().out == waited.out
+    assert stop.wait(["elsewhere"]) == 2
+    assert "elsewhere" in capsys.readouterr().err
 
 
 def test_a_run_without_a_result_is_an_error(tmp_path: Path) -> None:
@@ -192,20 +193,3 @@ def test_a_run_without_a_result_is_an_error(tmp_path: Path) -> None:
     assert waited.code == 1
     assert "run: died after" in waited.out
     assert "ended without a result" in waited.out
-
-
-def test_what_is_over_is_not_waited_for_and_ctrl_c_ends_the_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    launcher = begun(tmp_path)
-    waiter = waiting(tmp_path)
-    waiter.signal(signal.SIGINT)
-    waited = waiter.finish()
-    assert (waited.code, waited.err) == (130, "")
-    go(tmp_path, 7)
-    launcher.finish()
-    monkeypatch.chdir(tmp_path)
-    assert stop.wait(["run"]) == 3
-    assert capsys.readouterr().out.startswith("run: failed, exit code 3")
-    assert stop.wait(["elsewhere"]) == 2
-    assert "elsewhere" in capsys.readouterr().err

@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lllaunch.linux import proc
 from lllaunch.linux.cgroup import hierarchies
-from support.launching import text_of, until
+from support.launching import Project, Running, text_of, until
 
 SCRIPTS = Path(__file__).parents[1] / "process" / "diagnosis"
 NPROC = 4
@@ -33,25 +32,6 @@ SECONDS = 240.0
 WATCHED = {"watchdog": {"stall": "4s"}, "grace_period": "5s"}
 TORCH = {"preload": ["torch"]}
 HUNG = WATCHED | TORCH
-
-
-@dataclass(frozen=True)
-class Running:
-    """A launcher whose workers run.
-
-    Attributes:
-        pid: its process id.
-        place: the directory that it was started in, which its workers have too.
-    """
-
-    pid: int
-    place: Path
-
-    def spawner(self) -> int:
-        """The process between it and its workers, 0 if there is none."""
-        below = proc.descendants(self.pid)
-        children = {each.pid for each in below if each.ppid == self.pid}
-        return next((each.ppid for each in below if each.ppid in children), 0)
 
 
 @dataclass(frozen=True)
@@ -86,22 +66,29 @@ class Case:
         return f"{self.number}-{self.script.removesuffix('.py').partition('_')[2]}"
 
 
+def spawner_of(running: Running) -> int:
+    """The process between a launcher and its workers, 0 if there is none."""
+    below = running.below()
+    children = {each.pid for each in below if each.ppid == running.pid}
+    return next((each.ppid for each in below if each.ppid in children), 0)
+
+
 def _marked(running: Running, name: str) -> None:
     """Wait until the script says that it is there."""
-    until((running.place / name).exists, f"the workers to write {name}")
+    until((running.directory / name).exists, f"the workers to write {name}")
 
 
 def kill_a_worker(running: Running) -> None:
     _marked(running, "rank-2")
-    os.kill(int((running.place / "rank-2").read_text()), signal.SIGKILL)
+    os.kill(int((running.directory / "rank-2").read_text()), signal.SIGKILL)
 
 
 def kill_the_spawner(running: Running) -> None:
     """Kill it twice: once the workers are started again for free."""
-    first = until(running.spawner, "the workers to run")
+    first = until(lambda: spawner_of(running), "the workers to run")
     os.kill(first, signal.SIGKILL)
     second = until(
-        lambda: running.spawner() not in (0, first) and running.spawner(), "another spawner"
+        lambda: (found := spawner_of(running)) not in (0, first) and found, "another spawner"
     )
     os.kill(second, signal.SIGKILL)
 
@@ -110,14 +97,14 @@ def interrupt_the_hang(running: Running) -> None:
     """Press Ctrl-C when the workers have hung for a while."""
     for rank in range(NPROC):
         _marked(running, f"joined-{rank}")
-    last = max(path.stat().st_mtime for path in running.place.glob("joined-*"))
+    last = max(path.stat().st_mtime for path in running.directory.glob("joined-*"))
     until(lambda: time.time() - last > 3, "some seconds without output")
     os.kill(running.pid, signal.SIGINT)
 
 
 def interrupt_the_import(running: Running) -> None:
     """Press Ctrl-C while torch is imported for the workers."""
-    until(lambda: "logs in" in text_of(running.place / "console"), "the attempt to begin")
+    until(lambda: "logs in" in text_of(running.directory / "console"), "the attempt to begin")
     os.kill(running.pid, signal.SIGINT)
 
 
@@ -348,13 +335,6 @@ def limited_memory(limit: int) -> Iterator[list[str]]:
         cgroup.rmdir()
 
 
-def write_experiment(place: Path, node: Mapping[str, Any]) -> None:
-    """conf/exp/test.yaml with a launch node."""
-    (place / "conf" / "exp").mkdir(parents=True, exist_ok=True)
-    text = "# @package _global_\n" + json.dumps({"launch": node})
-    (place / "conf" / "exp" / "test.yaml").write_text(text)
-
-
 class Ended(NamedTuple):
     """What the console of a launcher shows, and its exit status; None if it was ended for time."""
 
@@ -366,7 +346,7 @@ def run_of(case: Case, place: Path) -> Ended:
     """What becomes of a case under lllaunch, in an empty directory."""
     node = prepare(case, place)
     with surroundings(case, place) as (words, more):
-        write_experiment(place, node | more)
+        Project(place).experiment("test", json.dumps(node | more))
         directory = "small" if "log_dir" in more else "run"
         ours = [sys.executable, "-m", "lllaunch", "+exp=test", f"hydra.run.dir={directory}"]
         return perform(case, place, [*words, *ours], SECONDS)
@@ -379,24 +359,15 @@ def perform(case: Case, place: Path, command: list[str], seconds: float) -> Ende
     """
     console = place / "console"
     with console.open("wb") as file:
-        process = subprocess.Popen(
-            command,
-            cwd=place,
-            env={**os.environ, **case.environ},
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-        )
+        running = Running(command, place, case.environ, stdout=file, stderr=file)
     status: int | None = None
     try:
         if case.disturb is not None:
-            case.disturb(Running(process.pid, place))
-        status = process.wait(seconds)
+            case.disturb(running)
+        status = running.process.wait(seconds)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        running.signal(signal.SIGTERM)
+        running.process.wait(60)
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        running.kill()
     return Ended(console.read_text(errors="replace"), status)
