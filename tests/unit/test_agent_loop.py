@@ -69,22 +69,6 @@ def test_two_signals_from_outside(play: Make, first: int, second: int) -> None:
     assert agent.orders() == told
 
 
-def test_a_signal_that_was_ignored_at_the_start_stays_ignored(play: Make) -> None:
-    agent = play(1)
-
-    def signal_and_end() -> None:
-        signal.raise_signal(SIGHUP)
-        agent.now.tell(ended(0))
-
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        script(agent, signal_and_end, SWEPT)
-        assert agent.run().state is WorkerState.SUCCEEDED
-        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 class Chance:
     """Lets things happen in any order and any company, as hypothesis chooses."""
 

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.types import RunMode
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from support.launching import Project
 
 from lllaunch.app.compose import Composition, ConfigRequest
@@ -88,43 +86,4 @@ def test_locks_are_no_group_to_choose_from(write: Write) -> None:
 
 # ---------------------------------------------------------------- composed once, not twice
 
-TREE = {
-    "conf/config.yaml": "defaults: [{db: small}, _self_]\nlr: 1\nat: ${now:%Y}\n",
-    "conf/choose.yaml": "defaults: [{db: '???'}, _self_]\nlr: 1\n",
-    "conf/db/small.yaml": "size: 1\n",
-    "conf/db/large.yaml": "size: 2\n",
-}
 RUN, SWEEP = "hydra.mode=RUN", "hydra.mode=MULTIRUN"
-
-
-@pytest.mark.parametrize(
-    ("name", "asked", "more", "mode", "count"),
-    [
-        ("config", ["db=large", "+x=[1,2]", "hydra.job.chdir=true"], [RUN], RunMode.RUN, 1),
-        ("config", ["lr=1,2", "db=small,large"], [SWEEP], RunMode.MULTIRUN, 1),
-        # what a run would not take
-        ("choose", ["db=small,large"], [SWEEP], RunMode.MULTIRUN, 2),
-        # another command line than that before
-        ("config", ["lr=2"], ["lr=3"], RunMode.RUN, 2),
-    ],
-)
-def test_what_was_composed_to_see_the_mode_is_what_is_used(
-    write: Write, name: str, asked: list[str], more: list[str], mode: RunMode, count: int
-) -> None:
-    for file, text in TREE.items():
-        write(file, text)
-    composed = Composition(ConfigRequest())
-    loader, calls = composed.loader, []
-
-    def compose(*args: Any) -> Any:
-        calls.append(args)
-        return type(loader)._compose(loader, *args)
-
-    fresh = loader.load_configuration(name, [*asked, *more], mode)
-    loader._compose = compose  # type: ignore[method-assign]
-    loader.load_configuration(name, asked, RunMode.MULTIRUN, validate_sweep_overrides=False)
-    kept = loader.load_configuration(name, [*asked, *more], mode)
-    assert OmegaConf.to_yaml(kept) == OmegaConf.to_yaml(fresh)
-    assert kept.hydra.mode is fresh.hydra.mode
-    assert (OmegaConf.is_struct(kept), OmegaConf.is_readonly(kept.hydra)) == (True, False)
-    assert len(calls) == count

@@ -16,7 +16,7 @@ from lllaunch.app.batch import read_function
 from lllaunch.app.own_worker import UserFunction
 from lllaunch.app.submitting import replace_submission
 from lllaunch.cluster import slurm
-from lllaunch.cluster.slurm import QueuedJob, SlurmFailed, SubmitFailed
+from lllaunch.cluster.slurm import QueuedJob, SubmitFailed
 from lllaunch.errors import ConfigError, OutputError
 from lllaunch.run.submission import BatchEnded, BatchStarted, Submission, append, read_submission
 from lllaunch.spawner.protocol import Function
@@ -48,16 +48,6 @@ def test_one_that_is_not_over_is_not_replaced(queue: dict[str, QueuedJob], direc
     with pytest.raises(ConfigError, match=not_over):
         replace_submission(directory)
     assert read_submission(directory) is not None
-
-
-def test_nor_one_of_which_nobody_can_tell(directory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object = None) -> None:
-        raise SlurmFailed("squeue", "Socket timed out")
-
-    monkeypatch.setattr(slurm, "available", lambda: True)
-    monkeypatch.setattr(slurm, "queued", fail)
-    with pytest.raises(ConfigError, match=r"which is not over \(Slurm does not answer\)"):
-        replace_submission(directory)
 
 
 @pytest.mark.usefixtures("queue")

@@ -73,21 +73,6 @@ def test_names_are_told_apart_and_quoted() -> None:
     }
 
 
-def test_configs_that_include_each_other(checked: Checked) -> None:
-    outcome = checked(
-        exp__a=f"{GLOBAL}defaults:\n  - c\n",
-        exp__b=f"{GLOBAL}defaults:\n  - a\n",
-        exp__c=f"{GLOBAL}defaults:\n  - _self_\n  - b\n",
-        exp__e=f"{GLOBAL}defaults: [e]\n",
-        exp__f=TRAIN,
-    )
-    message = "cannot be composed: the config is nested too deeply, or refers to itself"
-    names = [f"conf/exp/{name}.yaml" for name in "abce"]
-    assert [(each.file, each.message) for each in outcome.found] == [
-        (name, message) for name in names
-    ]
-
-
 def test_composing_an_experiment_has_an_end(
     checked: Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:

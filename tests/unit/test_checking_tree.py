@@ -23,19 +23,6 @@ def refusal(text: str) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "package", "late"),
-    [
-        ("# @package _global_\nlaunch: {}\n", "_global_", 0),
-        ("\n\n#  @package  launch.watchdog \nstall: 1h\n", "launch.watchdog", 0),
-        ("# The large one.\n# @package _global_\na: 1\n", None, 2),
-        ("a: 1\n# @package _global_\n", None, 0),
-    ],
-)
-def test_the_package_of_a_file(text: str, package: str | None, late: int) -> None:
-    assert (read(text).header, read(text).late) == (package, late)
-
-
 def test_merge_keys_and_standard_tags_are_read_as_hydra_does(tmp_path: Path) -> None:
     text = """
 base: &base {a: 1, b: {c: 2}}

@@ -143,18 +143,6 @@ def test_what_is_no_setting_of_a_rendezvous(written: Any, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "instead"),
-    [("is_host", "launch.node_rank 0"), ("endpoint", "launch.rdzv.endpoint")],
-)
-def test_settings_with_a_place_of_their_own(name: str, instead: str) -> None:
-    for written in ({name: 1}, f"{name}=1"):
-        with pytest.raises(Unfit) as unfit:
-            parse_conf(written)
-        assert unfit.value.hint.startswith(f"leave {name} out: ")
-        assert instead in unfit.value.hint
-
-
-@pytest.mark.parametrize(
     ("written", "names"),
     [
         ("a[01-02,7]b[1-2],c", ["a01b1", "a01b2", "a02b1", "a02b2", "a7b1", "a7b2", "c"]),

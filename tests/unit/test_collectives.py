@@ -161,16 +161,6 @@ def test_of_several_groups_the_one_that_keeps_the_others_waiting() -> None:
     assert at_fault(traces) == (3,)
 
 
-def test_a_group_of_some_ranks_is_none_of_the_others_affair() -> None:
-    world, pair = (0, 1, 2), (0, 1)
-    traces = [
-        grouped(0, g0=(world, calls(2)), g1=(pair, calls(5))),
-        grouped(1, g0=(world, calls(2)), g1=(pair, calls(5))),
-        grouped(2, g0=(world, calls(2))),
-    ]
-    assert said(traces) == ""
-
-
 def test_groups_that_wait_for_each_other_are_told_and_nobody_is_accused() -> None:
     world, pair = (0, 1), (0, 1)
     traces = [
@@ -196,15 +186,6 @@ def test_who_leaves_out_a_call_of_its_subgroup_is_told_from_those_who_wait_for_i
         "rank 2 waits in all_reduce #2 of default_pg (float32 [4]) instead"
     )
     assert at_fault(traces, dict.fromkeys(range(4), SURELY)) == (2,)
-
-
-def test_that_all_wait_is_told_if_they_surely_do() -> None:
-    traces = [trace(rank, *calls(4)) for rank in range(3)]
-    assert said(traces) == ""
-    assert said(traces, {0: SURELY, 1: SURELY, 2: NO}) == ""
-    assert said(traces, dict.fromkeys(range(3), SURELY)) == (
-        f"ranks 0-2 wait in all_reduce #4 of default_pg (float32 [4]) since {clock(4)}"
-    )
 
 
 # NCCL, which keeps states and orders more than is done

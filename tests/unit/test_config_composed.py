@@ -11,7 +11,6 @@ from lllaunch.app.planning import install
 from lllaunch.config.kinds import with_spin
 from lllaunch.config.nodes import HostContext
 from lllaunch.config.resolve import resolve
-from lllaunch.errors import ConfigError
 from lllaunch.spec import RESTART_CAUSES, LaunchSpec, RestartPolicy, WatchdogPolicy
 
 GIB = 1024**3
@@ -90,13 +89,3 @@ def test_what_a_command_line_makes_of_restarts(
     conf: Path, experiment: str, overrides: str, policy: RestartPolicy
 ) -> None:
     assert spec(conf, experiment, *overrides.split()).restart == policy
-
-
-@pytest.mark.parametrize(
-    "overrides", ["launch.watchdog.stal=3 launch.restart.dealy=3", "launch.watchdog={stal:3}"]
-)
-def test_a_misspelt_key_on_the_command_line_gets_as_far_as_our_own_check(
-    conf: Path, overrides: str
-) -> None:
-    with pytest.raises(ConfigError, match=r"launch\.watchdog\.stal: .*did you mean 'stall'\?"):
-        spec(conf, "mapping", *overrides.split())

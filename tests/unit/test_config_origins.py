@@ -197,20 +197,6 @@ def test_the_origin_below_a_reference_is_that_of_the_reference(here: Path) -> No
     assert [link.key for link in one.chain("a.x")] == ["a", "b.x", "b.y", "c", "d"]
 
 
-def test_hydras_own_values(here: Path) -> None:
-    write(here, main="hydra: {run: {dir: there}, job: {env_copy: [HOME]}}\nx: 1\n")
-    one = found(here, "main", "hydra.verbose=true", "hydra.job.config_name=mine")
-    assert places(one, "hydra.run.dir")[-1] == "file conf/main.yaml:1"
-    assert places(one, "hydra.verbose")[-1] == "override hydra.verbose=true"
-    for key in ("overrides.task[0]", "runtime.cwd", "runtime.choices.exp", "job.config_name"):
-        assert places(one, f"hydra.{key}") == ["hydra hydra"]
-    assert places(one, "hydra.job.env_set.HOME") == ["hydra hydra"]
-    assert places(one, "hydra.job_logging.root.level") == [
-        "hydra pkg://hydra.conf/hydra/job_logging/default.yaml:17"
-    ]
-    assert places(one, "hydra.verbose")[:-1] == ["hydra structured://hydra/config"]
-
-
 # ---- other sources
 
 

@@ -53,14 +53,6 @@ def test_an_unquoted_on_is_true_for_yaml_and_means_the_causes() -> None:
     assert line.startswith("launch.restart.on[0]: expected failure, signal, ")
 
 
-def test_delays() -> None:
-    policy = policy_of({"delay": "10s", "max_delay": "1m"})
-    assert (policy.delay, policy.max_delay) == (10, 60)
-    assert [policy.wait(n) for n in (1, 2, 3, 4, 5, 9999)] == [10, 20, 40, 60, 60, 60]
-    assert policy_of({"delay": 300}).max_delay == 300
-    assert policy_of({"max_delay": 0}).max_delay == 0
-
-
 def test_a_plan_names_the_causes_unless_they_are_all() -> None:
     every, named = spec_of(None), spec_of({"on": ["oom", "hang"]})
     assert plan_hash(every) == plan_hash(spec_of({"on": [*RESTART_CAUSES]}))

@@ -270,28 +270,6 @@ def test_auto_without_a_driver_is_a_worker_per_cpu() -> None:
 # GPUs
 
 
-@pytest.mark.parametrize(
-    ("visible", "number"),
-    [
-        (None, 4),
-        ("", 0),
-        ("3,1", 2),
-        ("0,-1,1", 1),
-        ("0,x", 1),
-        ("0,0", 0),
-        ("GPU-00aa-bb,GPU-33", 2),
-        ("GPU-00,GPU-nope,GPU-11", 1),
-        ("GPU-", 0),  # every GPU begins like that
-        ("GPU-00,GPU-00aa", 0),  # the same one twice
-        ("MIG-1,MIG-2,MIG-9", 2),
-    ],
-)
-def test_cuda_visible_devices(visible: str | None, number: int) -> None:
-    nvml = FakeNvml([], ["MIG-1", None, "MIG-2"], None, None)
-    assert count_gpus(visible, nvml) == number
-    assert nvml.open == 0
-
-
 def test_the_driver_is_asked_only_where_a_gpu_is_visible_and_told_if_it_is_not_there() -> None:
     assert count_gpus("", FakeNvml(broken=True)) == 0
     with pytest.raises(Unfit, match=r"found no NVIDIA driver \(Driver Not Loaded\)"):

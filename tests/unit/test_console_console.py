@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from support.left import placed
 
 from lllaunch.console.console import Console
-from lllaunch.errors import ConfigError, Diagnostic, OutputError
 from lllaunch.run.result import AttemptResult, ExitedNonZero, RootCause, RunResult, Succeeded
 from lllaunch.spec import ConsolePolicy
 from lllaunch.watchdog.progress import Progress
@@ -70,21 +69,6 @@ def failed(
 )
 def test_messages(speak, text):
     assert said(speak) == f"lllaunch: {text}\n"
-
-
-def test_error_shows_all_problems():
-    problems = (
-        Diagnostic("mask", "launch.tee", "'al'", "", "did you mean 'all'?", expected="a mask"),
-        Diagnostic("type", "launch.nproc", "0", "is not positive"),
-    )
-    assert said(lambda console: console.refused(str(ConfigError(problems)))) == (
-        "lllaunch: launch.tee: expected a mask, got 'al'; did you mean 'all'? [mask]\n"
-        "  launch.nproc: 0 is not positive [type]\n"
-    )
-    error = OutputError("/full/plan.yaml", "No space left on device")
-    assert said(lambda console: console.refused(str(error))) == (
-        "lllaunch: '/full/plan.yaml': No space left on device\n"
-    )
 
 
 @pytest.mark.parametrize(

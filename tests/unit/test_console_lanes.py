@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from support.timelines import EVENTS, START, json_lines, node_records, sample
 
 from lllaunch.console.table import Row
-from lllaunch.console.views import log_rows, peak_rows, progress_of_ranks, timeline_rows
+from lllaunch.console.views import peak_rows, progress_of_ranks, timeline_rows
 from lllaunch.results.history import AttemptTimeline, Lane
-from lllaunch.results.view import Log, Mark, RunTimeline, TimeSpan, timeline_of
+from lllaunch.results.view import Mark, RunTimeline, TimeSpan, timeline_of
 from lllaunch.watchdog.progress import Progress
 from lllaunch.workers.terminal import cells
 
@@ -117,19 +117,3 @@ def test_the_most_of_everything_is_found_with_whose_it_was() -> None:
     ]
     assert lines(peak_rows([*run.series][:1], attempts=2))[0].endswith("in attempt 0")
     assert peak_rows([], attempts=1) == []
-
-
-def test_the_ends_of_logs_say_whether_there_is_more() -> None:
-    logs = [
-        Log("stdout", "/run/attempt_0/0/stdout.log", ("a", "", "b"), cut=True),
-        Log("stderr", "/run/attempt_0/0/stderr.log", ()),
-        Log("stdout", "/elsewhere/x", ("c",)),
-    ]
-    assert lines(log_rows(logs, "/run")) == [
-        "  The last 3 lines of attempt_0/0/stdout.log:",
-        "  | a",
-        "  |",
-        "  | b",
-        "  All of /elsewhere/x:",
-        "  | c",
-    ]

@@ -707,13 +707,6 @@ def test_who_has_succeeded_starts_again_with_the_others() -> None:
     assert machine.handle(v.NodesCounted()) == (v.StartWorkers(1, 1, "failure", 1),)
 
 
-def test_joiners_are_told_to_all_and_cost_no_restart() -> None:
-    machine = of_several()
-    assert machine.handle(v.MembershipChanged())[0] == v.TellNodes("membership")
-    machine.handle(agreed("membership"))
-    assert counted(machine) == (v.StartWorkers(1, 0, "membership"),)
-
-
 def test_a_signal_here_is_told_and_waits_for_nobody() -> None:
     machine = of_several(3)
     assert machine.handle(v.SignalReceived(2))[0] == v.TellNodes("signal", 2)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.left import SECOND, T0, LeftRun, ended_by_launcher, write_lines
 from support.pages import Seen
-from support.timelines import event, node_records, sample
+from support.timelines import event, sample
 
 from benchmarks.generated import HUNG, write_run
-from lllaunch.pages.run_page import curves_of, run_page
+from lllaunch.pages.run_page import run_page
 from lllaunch.results.locate import locate
 from lllaunch.results.store import read_run
-from lllaunch.results.view import RunView, Series, timeline_of
+from lllaunch.results.view import RunView
 from lllaunch.run.result import (
     Failed,
     Hang,
@@ -205,28 +204,3 @@ def test_of_many_ranks_a_page_stays_small(tmp_path: Path) -> None:
 
 
 # What is shown of many
-
-
-def records(ranks: int) -> Any:
-    begun = [event(0, "StartWorkers", attempt=0)]
-    begun += [started(1, rank) for rank in range(ranks)]
-    ends = [
-        event(9 + rank / 100, "Exited", attempt=0, local_rank=rank, exitcode=0)
-        for rank in range(ranks)
-    ]
-    return node_records("", (*begun, *ends, event(12, "Finish", state="SUCCEEDED")))
-
-
-def test_of_many_curves_there_are_a_band_and_who_is_to_blame() -> None:
-    timeline = timeline_of([records(3)], None)
-    many = tuple(
-        Series("cpu", f"rank {rank}", 0, tuple((T0 + at * SECOND, rank) for at in range(5)))
-        for rank in range(30)
-    )
-    drawn = curves_of(replace(timeline, series=many), blamed=[7]).panels[0]
-    assert drawn.count('class="band s0"><title>') == 1
-    legend = re.findall("</svg> ([^<]*)</li>", drawn)
-    assert legend == ["from the lowest to the highest", "the middle of 30", "rank 7"]
-    assert "at most 29 (rank 29), at least 0 (rank 0)" in drawn
-    (few,) = curves_of(replace(timeline, series=many[:3])).panels
-    assert "band" not in few

@@ -257,16 +257,6 @@ def test_what_turns_the_direction_of_text_is_escaped_in_every_form(run: LeftRun)
         assert "abc" in text
 
 
-def test_a_run_without_a_result_is_not_over(run: LeftRun) -> None:
-    report = load(str(run.path))
-    assert (report.finished, report.exit_code) == (False, None)
-    died = "no result.json: its launcher was killed, or the machine went down"
-    assert (report.verdict, only(report).outcome) == (died, "error")
-    assert died in render_text(report)
-    ended(run, "succeeded", 0)
-    assert load(str(run.path)).finished
-
-
 def test_overrides_are_told_without_secrets(run: LeftRun) -> None:
     overrides = run.path / ".hydra" / "overrides.yaml"
     overrides.parent.mkdir()
@@ -445,21 +435,6 @@ def test_a_sweep_that_goes_on_is_told_as_its_journal_has_it(sweep: LeftSweep) ->
 
 
 # Forms, and the verb
-
-
-@pytest.mark.parametrize("wrong", [[], ["a", "b"], ["a", "--format", "html"], ["a", "--form=text"]])
-def test_a_wrong_option_is_told_in_one_line(
-    wrong: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # where there is no run that could be meant
-    monkeypatch.chdir(tmp_path)
-    assert main(wrong) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("lllaunch: ")
-    assert told.count("\n") == 1
 
 
 def test_an_output_is_written_whole_or_named(

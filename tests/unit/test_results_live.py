@@ -207,28 +207,6 @@ def test_what_is_over_no_longer_does_anything(tmp_path: Path, hold: Locks) -> No
     assert [(rank.state, rank.cpu) for rank in view.rows] == [("ended", None), ("ended", None)]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b'{"type": "Exited", "local_rank": "x", "exitcode": []}\n',
-        b'{"type": "WatchdogFired", "finding": {"type": "\\u001b[2J", "text": "x"}}\n',
-        b'{"type": "StartWorkers", "attempt": {}}\n',
-        b'{"type": "GroupStarted", "ranks": "all"}\n',
-        b"\x00\xff\n",
-        b'{"type": "Exited", "a":' + b"[" * 5000 + b"\n",
-    ],
-)
-def test_hostile_events_are_passed_over(run: Path, line: bytes) -> None:
-    with open(run / "events.jsonl", "ab") as file:
-        file.write(line)
-    with open(run / "samples.jsonl", "wb") as file:
-        file.write(b'{"time": 1e400, "attempt": 0, "ranks": {"0": {"step": "x"}}}\n')
-        file.write(b'{"time": 1, "attempt": 0, "ranks": {"-1": {}, "x": {}, "0": {"rss": "y"}}}\n')
-    view, row = seen(LiveReader().run(str(run)))
-    assert row.state == "running"
-    assert all(row.number in {0, 1} for row in view.rows)
-
-
 def test_a_failure_is_told_once_when_the_run_is_over(tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     events(run, *attempt(1), exited(0, 1))

@@ -16,7 +16,7 @@ from lllaunch.cluster.slurm import JobFacts, QueuedJob, SlurmFailed
 from lllaunch.documents import isoformat
 from lllaunch.pages.run_page import run_page
 from lllaunch.pages.sweep_page import sweep_facts, sweep_page
-from lllaunch.results.locate import NoSuchRun, entry_now, jobs_of, list_entries, locate
+from lllaunch.results.locate import NoSuchRun, entry_now, jobs_of, locate
 from lllaunch.results.report import load
 from lllaunch.results.store import ListEntry, plain
 from lllaunch.results.sweeps import view_sweep
@@ -195,14 +195,6 @@ def test_what_left_the_queue_without_a_result(
     ended(path, ended=BEFORE)
     found = entry(path)
     assert (found.state, found.exit_code, found.root_cause) == (state, code, cause)
-
-
-def test_what_nodes_have_in_a_run_is_no_run(fake: FakeSlurm) -> None:
-    path = submitted("run", STARTED)
-    os.makedirs(os.path.join(path, "node_0"))
-    for name in (".lllaunch.lock", "plan.yaml"):
-        Path(path, "node_0", name).touch()
-    assert [each.path for each in list_entries(["run"])] == ["run"]
 
 
 def test_a_run_that_is_just_being_submitted(fake: FakeSlurm) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from support.left import LeftSweep
-from support.timelines import EVENTS, SAMPLES, START, event, json_lines, node_records, sample
+from support.timelines import EVENTS, SAMPLES, START, event, json_lines, node_records
 from support.traces import ruled as ruled_text
 
 from lllaunch.results.sweeps import SweepTimeline, SweepView, sweep_in_time, tracks_of
@@ -93,19 +93,6 @@ def test_a_run_has_a_process_for_each_attempt_and_a_thread_for_each_rank() -> No
         "rank": 1,
         "local rank": 1,
     }
-
-
-def test_counters_have_units() -> None:
-    told = {"cpu": 0.5, "rss": 3 << 20, "metrics": {"loss": 0.25, "bad": "nan"}}
-    samples = [sample(2, {"1": told}, gpus={"0": {"use": 0.75}})]
-    timed = ruled(run_events(run_of(*FAILED, samples=samples)))
-    counters = [(each["name"], each["ts"], each["args"]) for each in timed if each["ph"] == "C"]
-    assert counters == [
-        ("CPU (cores)", 2_000_000, {"rank 1": 0.5}),
-        ("memory (MiB)", 2_000_000, {"rank 1": 3.0}),
-        ("metric loss", 2_000_000, {"rank 1": 0.25}),
-        ("GPU use (%)", 2_000_000, {"GPU 0": 75.0}),
-    ]
 
 
 def of(*records: tuple[float, Any], now: float | None = None, hide: Any = str) -> SweepTimeline:

@@ -73,21 +73,6 @@ def test_a_file_that_allows_nothing_by_mistake(text: str) -> None:
     assert "is no policy: " in problem
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("allow:\n  programs: [*]\n", "p.yaml:2: is not valid YAML"),
-        ("allow:\n  entrypoints: [*.py]\n", "quote a pattern that begins with *"),
-        ("allow:\n  entrypoints: [*a]\n", "found undefined alias 'a'; quote a pattern that begins"),
-        ("allow: !!python/object/apply:os.system [id]\n", "p.yaml:1: has a tag"),
-        ("allow: {}\nallow: {programs: [sh]}\n", "p.yaml:2: has the key 'allow' of line 1"),
-    ],
-)
-def test_broken_and_hostile_yaml(text: str, expected: str) -> None:
-    (problem,) = problems_of(text)
-    assert expected in problem
-
-
 def test_the_top_of_the_tree(tmp_path: Path) -> None:
     below = tmp_path / "tree" / "a" / "b"
     below.mkdir(parents=True)

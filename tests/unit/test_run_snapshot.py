@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.launching import until
 from support.repositories import ENV, commit, git, repository, write
 
 from lllaunch.errors import SnapshotFailed
-from lllaunch.run import repository as snapshots
 from lllaunch.run.repository import (
     Build,
     Snapshot,
@@ -27,7 +25,6 @@ from lllaunch.run.repository import (
     remove,
     take,
 )
-from lllaunch.testing import leaked_fds, live_descendants, open_fds
 
 pytestmark = [
     pytest.mark.slow,  # some dozen gits each
@@ -183,22 +180,6 @@ def test_before_the_first_commit(tmp_path: Path):
     remove(found, ENV)
 
 
-def test_a_detached_head_and_a_linked_worktree(tree: Path, tmp_path: Path):
-    git(tree, "checkout", "-q", "--detach")
-    other = tmp_path / "other\nplace"
-    git(tree, "worktree", "add", "-q", "-b", "side", str(other))
-    (other / "side.py").write_text("1\n")
-    found = taken(other, tmp_path / "code\nplace")
-    assert found.top == str(other)
-    assert (Path(found.path) / "side.py").read_text() == "1\n"
-    assert not (tree / "side.py").exists()
-    assert git(other, "status", "--porcelain") == "?? side.py"
-    remove(found, ENV)
-    assert not os.path.exists(found.path)
-    assert git(tree, "worktree", "prune", "--verbose") == ""
-    assert git(tree, "worktree", "list", "--porcelain").count("worktree ") == 2
-
-
 def test_conflicts_are_refused(tree: Path, tmp_path: Path):
     git(tree, "checkout", "-q", "-b", "side")
     write(tree, "train.py", text="side\n")
@@ -261,17 +242,6 @@ def test_untracked_keys_are_shared_and_in_no_commit(tree: Path, tmp_path: Path):
     assert ".env" not in Path(found.diff).read_text()
     objects = git(tree, "cat-file", "--batch-all-objects", "--batch-check")
     assert git(tree, "hash-object", "--", ".env").strip() not in objects
-
-
-def test_outputs_are_no_code_though_nobody_ignores_them(tree: Path):
-    write(tree, "outputs/1/big", "multirun/1/big", "runs/1/big", "new/outputs/big", "new/mine.py")
-    first = taken(tree / "new", tree / "runs" / "2" / "code")
-    assert files_of(first.path) == {".gitignore", "train.py", "new/mine.py"}
-    second = taken(tree / "new", tree / "new" / "mine" / "code")
-    assert files_of(second.path) == {".gitignore", "train.py", "new/mine.py", "runs/1/big"} | {
-        f"runs/2/{name}" for name in ("code", "code.diff")
-    }
-    assert "runs/2/code" in second.problem
 
 
 def test_directories_of_runs_and_sweeps_are_no_code(tree: Path, tmp_path: Path) -> None:
@@ -377,23 +347,6 @@ def test_hooks_filters_and_settings_of_the_user(tree: Path, tmp_path: Path):
     remove(found, environ)
     assert not (tmp_path / "ran").exists()
     assert sorted((tree / ".git").glob("sharedindex.*")) == shared
-
-
-def test_a_filter_that_hangs_is_ended(tree: Path, tmp_path: Path, monkeypatch: Any):
-    git(tree, "config", "filter.slow.clean", "sleep 1000")
-    (tree / ".gitattributes").write_text("*.big filter=slow\n")
-    (tree / "a.big").write_text("x")
-    # the gits before take a moment, too
-    monkeypatch.setattr(snapshots, "PATIENCE", 5.0)
-    fds = open_fds()
-    others = {process.pid for process in live_descendants(os.getpid())}
-    before = visible(tree)
-    with pytest.raises(SnapshotFailed, match="git add took longer"):
-        taken(tree, tmp_path / "code")
-    assert visible(tree) == before
-    assert not leaked_fds(fds)
-    until(lambda: not live_descendants(os.getpid(), but=others), "the end of the filter")
-    assert not list((tree / ".git").glob("lllaunch-*"))
 
 
 def test_what_git_refuses(tree: Path, tmp_path: Path, monkeypatch: Any):

@@ -5,32 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from lllaunch.linux.proc import ProcessFacts
 from lllaunch.spawner.evidence import SIGNUM
-from lllaunch.watchdog.collector import Process, StackCollector, Written, objection, survey
+from lllaunch.watchdog.collector import Process, StackCollector, Written, survey
 from lllaunch.watchdog.evidence import Frame, RankStack
 from lllaunch.watchdog.frames import Sources, with_code
 
 OURS, OTHERS = 1 << (SIGNUM - 1), 1 << (SIGNUM - 2) | 1 << SIGNUM
-
-
-@pytest.mark.parametrize(
-    ("state", "blocked", "caught", "expected"),
-    [
-        ("S", 0, OURS, ""),
-        ("S", 0, OTHERS, "it does not catch the signal for that"),
-        ("S", OURS, OURS, "it blocks the signal for that"),
-        ("T", 0, OURS, "it is stopped"),
-        ("D", 0, OURS, "it sleeps uninterruptibly"),
-        ("Z", 0, OURS, "it is gone"),
-    ],
-)
-def test_who_may_be_sent_the_signal(state: str, blocked: int, caught: int, expected: str) -> None:
-    fields = {"State": f"{state} (x)", "SigBlk": f"{blocked:016x}", "SigCgt": f"{caught:016x}"}
-    assert objection(fields) == expected
-    assert objection({}) == "it is gone"
 
 
 def test_a_section_tells_what_is_known_and_what_is_not() -> None:

@@ -141,14 +141,6 @@ def test_when_the_node_that_counts_is_gone_the_others_miss_it(four: Playing) -> 
     assert four.said(0) == [[FAILED, NodesCounted(missing=(0,))]] * 3
 
 
-def test_nodes_that_are_known_to_be_gone_are_not_waited_for(four: Playing) -> None:
-    four.turns(2)
-    left = NodesAgreed("node", GroupEnd("left", "node 0 (host0)", 0), gone=(0,))
-    end(four, 0, left)
-    four.turns(2, dead=[0])
-    assert four.said(0) == [[left, NodesCounted()]] * 3
-
-
 def test_the_loss_of_a_node_is_told_when_its_patience_is_over(four: Playing) -> None:
     four.turns(2)
     four.turns(PATIENCE - 1, dead=[2])
@@ -209,16 +201,6 @@ def test_all_are_counted_when_all_have_said_how_far_it_came(three: Playing) -> N
     farthest = AttemptProgress(7.0, checkpoint_changed=True, time_ns=102)
     assert three.said() == [[FAILED, NodesCounted(progress=farthest)]] * 3
     assert three.over == [True] * 3
-
-
-def test_who_knows_nothing_is_not_waited_for(three: Playing) -> None:
-    end(three, 1, FAILED)
-    say(three, 0, 3.0)
-    three.nodes[1].put("end", "null")
-    say(three, 2, None)
-    three.turns(3)
-    farthest = AttemptProgress(3.0, checkpoint_changed=False, time_ns=102)
-    assert three.said() == [[FAILED, NodesCounted(progress=farthest)]] * 3
 
 
 def test_a_node_that_says_nothing_is_waited_for_no_longer_than_it_may_take(three: Playing) -> None:

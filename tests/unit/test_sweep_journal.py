@@ -255,23 +255,6 @@ def history(*records: Record) -> SweepHistory:
     return SweepHistory(JournalEntry(T0 + i * SECOND, record) for i, record in enumerate(records))
 
 
-def test_what_a_launcher_says_of_the_whole_sweep_lasts_until_another_says_more() -> None:
-    first, second = Lease(("0", "1"), (0, 1)), Lease(("1", "2"), (1, 5))
-    known = history(structs.replace(FIRST, direction="minimize", slots=first), Resumed("0.1.0"))
-    assert (known.known.direction, known.known.slots) == ("minimize", first)
-    known.add(T0, Resumed("0.2.0", (), "maximize", second))
-    assert (known.known.direction, known.known.slots) == (
-        "maximize",
-        Lease(("0", "1", "2"), (0, 1, 5)),
-    )
-    document = Plain()(summary_of(known, T0))
-    assert document["direction"] == "maximize"
-    assert as_record(document, SweepResult).direction == "maximize"
-    # of one that was written before there was such a field
-    del document["direction"]
-    assert as_record(document, SweepResult).direction is None
-
-
 def test_sweep_json_counts_and_lists_every_job() -> None:
     known = history(
         FIRST,

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.left import SECOND, T0, LeftSweep
+from support.left import SECOND, T0
 from support.pages import Seen
 
-from lllaunch.locks import HeldDirectory, lock_directory
-from lllaunch.pages.sweep_page import SweepFacts, sweep_facts, sweep_page
+from lllaunch.pages.sweep_page import SweepFacts, sweep_page
 from lllaunch.results.report import Case, CodeLine
-from lllaunch.results.store import ListEntry, look
-from lllaunch.results.sweeps import JobTry, SweepTimeline, SweepView, view_sweep
+from lllaunch.results.store import ListEntry
+from lllaunch.results.sweeps import JobTry, SweepTimeline, SweepView
 from lllaunch.results.view import Log
 from lllaunch.sweep.history import JobHistory, SweepResult
 from lllaunch.sweep.journal import (
-    LOCK_NAME,
-    ComposedRecord,
     EndedRecord,
-    Header,
     Result,
-    StartedRecord,
 )
 from lllaunch.sweep.objective import Direction
 from lllaunch.sweep.pool import Lease
@@ -299,90 +292,10 @@ def test_of_very_many_jobs_those_are_shown_that_tell_most() -> None:
 # What is known of a sweep, from whatever files it has left
 
 
-def facts_of(sweep: LeftSweep, hide: Any = str) -> SweepFacts:
-    found = look(str(sweep.path))
-    assert found is not None
-    facts = sweep_facts(view_sweep(found.path, hide))
-    # whatever there is, there is a page of it
-    assert sweep_page(facts, "0.1").startswith("<!DOCTYPE html>")
-    return facts
-
-
-@pytest.fixture
-def written(tmp_path: Path) -> LeftSweep:
-    slots = Lease(("0", "1"), (0,))
-    header = Header("id", "0.1", ("x=0,1,2", "y=1"), direction="minimize", slots=slots)
-    made = LeftSweep(tmp_path / "sweep", header)
-    made.add(*(ComposedRecord(job, (f"x={job}", "y=1"), str(job), "f") for job in range(4)))
-    return made
-
-
 def ended(job: int, state: str = "succeeded", why: str = "", value: object = None) -> EndedRecord:
     code = 0 if state == "succeeded" else 3
     text = None if value is None else json.dumps(value)
     return EndedRecord(job, 0, Result(state, code, why, 2.0, text))
-
-
-def started(job: int, gpu: str = "0") -> StartedRecord:
-    return StartedRecord(job, 0, Lease((gpu,)))
-
-
-def states(facts: SweepFacts) -> list[str]:
-    return [job.state for job in facts.sweep.jobs]
-
-
-def test_a_sweep_that_is_over(written: LeftSweep) -> None:
-    written.add(started(0), ended(0, value=0.5), started(1), ended(1, "failed", "rank 0: no"))
-    written.add(started(2, "1"), ended(2, value=0.25), started(3), ended(3, value="a text"))
-    written.over(6)
-    facts = facts_of(written)
-    assert (facts.sweep.entry.state, facts.sweep.entry.exit_code) == ("failed", 6)
-    assert states(facts) == ["succeeded", "failed", "succeeded", "succeeded"]
-    assert list(facts.values) == [0.5, None, 0.25, None]
-    assert facts.returned(facts.sweep.jobs[3]) == "a text"
-    assert facts.objectives.best is not None
-    assert facts.objectives.best.job == 2
-    assert facts.objectives.best.name == "x=2"
-    assert facts.sweep.common == ("y=1",)
-    assert [each.name for each in facts.parameters] == ["x"]
-    assert [(group.cause, group.jobs) for group in facts.failures] == [("rank 0: no", (1,))]
-    assert len(facts.sweep.timeline.tries) == 4
-    result = facts.sweep.result
-    assert result is not None
-    assert (result.direction, result.lllaunch, result.command) == (
-        "minimize",
-        "0.1",
-        ("x=0,1,2", "y=1"),
-    )
-    # since the beginning, and it ended when its end was written down
-    ends = [job.ended_ns or 0 for job in facts.sweep.jobs]
-    assert ends[2] > ends[0] > T0
-
-
-@contextlib.contextmanager
-def going_on(sweep: LeftSweep) -> Iterator[None]:
-    """Its launcher lives."""
-    path = str(sweep.path)
-    lock = HeldDirectory(path, lock_directory(path, LOCK_NAME, "", "sweep"))
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def test_a_sweep_that_goes_on_tells_what_runs_and_what_waits(written: LeftSweep) -> None:
-    written.add(started(0), ended(0, value=0.5), started(1))
-    with going_on(written):
-        facts = facts_of(written)
-    assert facts.sweep.entry.state == "running"
-    assert states(facts) == ["succeeded", "running", "waiting", "waiting"]
-    assert facts.failures == ()
-    assert facts.sweep.timeline.tries[-1].fate == "running"
-    # and when the launcher was killed
-    facts = facts_of(written)
-    assert facts.sweep.entry.state == "died"
-    assert states(facts) == ["succeeded", "died", "not_run", "not_run"]
-    assert [group.jobs for group in facts.failures] == [(1,)]
 
 
 # Failures

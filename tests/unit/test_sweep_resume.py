@@ -137,18 +137,6 @@ def test_a_change_of_a_finished_jobs_config_is_refused_with_the_difference() -> 
     )
 
 
-def test_jobs_that_have_changed_alike_are_told_together() -> None:
-    before = [old(i, f"lr={i}", result=GOOD, config={"a": 1, "lr": i}) for i in range(6)]
-    now = [new(f"lr={i}", config={"a": 1 + (i != 3) + (i == 5), "lr": i}) for i in range(6)]
-    kept = {i: job_config({}, {"a": 1, "lr": i}) for i in range(6)}
-    with pytest.raises(ConfigError) as caught:
-        planned(before, now[::-1], configs_of=of(kept))
-    many, one = map(str, caught.value.problems)
-    assert "jobs 0-2, 4 have finished" in many
-    assert many.endswith("\n    a: 1 -> 2")
-    assert "job 5 (lr=5) has finished" in one
-
-
 def test_not_all_jobs_are_composed_to_say_that_all_have_changed() -> None:
     before = [old(i, f"lr={i}", result=GOOD, config={"a": 1}) for i in range(200)]
     now = [new(f"lr={i}", config={"a": 2 if i > 9 else 1}) for i in range(200)]

@@ -262,28 +262,6 @@ def test_a_resume_runs_what_has_not_finished_and_tells_what_has(tmp_path: Path) 
     assert len(records(tmp_path)) == len(before) + 5
 
 
-def test_a_refused_resume_leaves_everything_as_it_was(tmp_path: Path) -> None:
-    killed_sweep(tmp_path)
-    with (tmp_path / JOURNAL).open("ab") as file:
-        file.write(b'{"torn')
-    before = (tmp_path / JOURNAL).read_bytes()
-    wanted = jobs(*range(6))
-
-    def changed(finished: Sequence[tuple[int, JobHistory]]) -> Composed:
-        for index, _ in finished:
-            yield config(index, epochs=3)
-
-    with contextlib.closing(resume(tmp_path)) as session:
-        with pytest.raises(ConfigError, match=r"jobs 0-1 have finished, and .* have changed"):
-            session.plan(wanted, 0, changed)
-        assert (tmp_path / JOURNAL).read_bytes() == before
-        assert not (tmp_path / SUMMARY).exists()
-        # the same session may try again
-        assert len(session.plan(wanted, 0, same_config(wanted)).skipped) == 2
-    assert b"torn" not in (tmp_path / JOURNAL).read_bytes()
-    assert records(tmp_path)[-3] == Resumed("0.1.0", COMMAND)
-
-
 def test_each_batch_adds_to_the_summary(tmp_path: Path) -> None:
     found = []
     with contextlib.closing(begin(tmp_path)) as session:
@@ -329,17 +307,6 @@ def pipe() -> Iterator[OutputPipe]:
     found = OutputPipe(3, 1)
     yield found
     found.close()
-
-
-def test_lines_are_told_whole(pipe: OutputPipe) -> None:
-    told: list[JobPrinted] = []
-    for block in (b"a", b"b\nc\n\nd", b"\r", b"e"):
-        pipe.writer.write(block)
-        assert pipe.read(told.append)
-    assert [one.line for one in told] == [b"ab", b"c", b""]
-    # somebody else may still have it open
-    pipe.finish(told.append)
-    assert told[-1] == JobPrinted(3, 1, b"d\re")
 
 
 def test_an_endless_line_is_told_in_parts(pipe: OutputPipe) -> None:

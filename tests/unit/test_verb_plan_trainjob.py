@@ -92,18 +92,6 @@ def test_a_manifest_reads_like_this(name: str, plan: Called, project: Project) -
     assert listing(project.root) == before
 
 
-def test_flags_of_hydra_are_handed_on(plan: Called, project: Project) -> None:
-    project.write("conf/own.yaml", "launch: {entrypoint: env}\n")
-    project.write("more/exp/mine.yaml", "# @package _global_\nlaunch: {role: r}\n")
-
-    trainer = valid(plan("-cn", "own", "--config-dir=more", "+exp=mine", "--nodes=2").out)
-
-    assert trainer["args"][:4] == ["--config-dir", "more", "--config-name", "own"]
-    # but for the number of nodes the same command
-    assert trainer["args"][4:] == ["+exp=mine", "launch.nnodes=auto"]
-    assert trainer["numNodes"] == 2
-
-
 def test_the_environment_of_a_pod_says_all_that_auto_needs(plan: Called) -> None:
     text = plan("+exp=vision/Resnet_50").out
     trainer, name = valid(text), yaml.safe_load(text)["metadata"]["name"]

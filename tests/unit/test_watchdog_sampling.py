@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from contextlib import nullcontext
-from typing import NamedTuple
 
-import pytest
-
-from lllaunch.linux import proc
 from lllaunch.linux.proc import ProcessFacts, ProcessTable
 from lllaunch.watchdog.sampling import Sampler, Usage, WorkerSample, between, trees
 
@@ -113,54 +108,6 @@ def test_a_sample_has_rates_since_the_one_before() -> None:
 
 
 # The table itself, on a /proc that a test invents, and on the real one
-
-
-class Entry(NamedTuple):
-    name: str
-    number: int
-
-    def inode(self) -> int:
-        return self.number
-
-
-class Machine:
-    """A /proc: which processes there are, and how often each was read."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.there: dict[int, tuple[int, ProcessFacts]] = {}
-        self.read: list[int] = []
-        monkeypatch.setattr(proc.os, "scandir", lambda _: nullcontext(self._entries()))
-        monkeypatch.setattr(proc, "facts", self._facts)
-
-    def start(self, pid: int, ppid: int, inode: int) -> None:
-        self.there[pid] = inode, process(pid, ppid, 1)
-
-    def _facts(self, pid: int) -> ProcessFacts | None:
-        self.read.append(pid)
-        return self.there[pid][1] if pid in self.there else None
-
-    def _entries(self) -> list[Entry]:
-        return [
-            Entry("version", 1),
-            *(Entry(str(pid), each[0]) for pid, each in self.there.items()),
-        ]
-
-
-@pytest.mark.parametrize("reused", [True, False])
-def test_who_lost_its_parent_is_no_child_of_the_next_with_that_number(
-    monkeypatch: pytest.MonkeyPatch, reused: bool
-) -> None:
-    machine = Machine(monkeypatch)
-    machine.start(10, 1, 1010)
-    machine.start(11, 10, 1011)
-    table = ProcessTable()
-    table.look()
-    del machine.there[10]
-    machine.start(11, 1, 1011)
-    if not reused:
-        table.look()
-    machine.start(10, 99, 2010)
-    assert {each.pid: each.ppid for each in table.look()} == {10: 99, 11: 1}
 
 
 def test_this_process_is_there_with_what_it_has_used() -> None:
