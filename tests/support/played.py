@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from signal import Signals
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from lllaunch.agent import LocalElasticAgent, WorkerGroup, WorkerSpec
 from lllaunch.events import Exited, OrphansGone, SpawnerEvent
@@ -18,6 +19,8 @@ from lllaunch.spec import RestartPolicy, WatchdogPolicy
 from lllaunch.supervisor import supervisor
 from lllaunch.supervisor.watchdog import WatchdogDriver
 from lllaunch.testing import FakeClock
+from lllaunch.watchdog.collector import Written
+from lllaunch.watchdog.evidence import Frame, RankStack, Thread
 from lllaunch.workers.log_files import LogsDest
 
 if TYPE_CHECKING:
@@ -255,3 +258,56 @@ def playing(monkeypatch: pytest.MonkeyPatch) -> Make:
         return agent
 
     return make
+
+
+class PlayedCollector:
+    """Stands for the thread that takes stacks: done at once, or never where it is not ``done``.
+
+    Attributes:
+        made: all that there were; one that was closed has a negative ``fd``.
+    """
+
+    done = True
+    problem = ""
+    frames = (Frame("/t.py", 3, "step", "login('hunter2')"),)
+    made: ClassVar[list[PlayedCollector]] = []
+
+    def __init__(
+        self, workers: Mapping[int, int], written: Written | None = None, **more: object
+    ) -> None:
+        self.workers, self.written, self.more = dict(workers), written, more
+        self.unwanted = threading.Event()
+        self.fd = os.eventfd(int(self.done), os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.made.append(self)
+
+    def start(self) -> None:
+        """It is done, or never will be."""
+
+    def fileno(self) -> int:
+        """Readable when it is done."""
+        return self.fd
+
+    def result(self) -> tuple[RankStack, ...]:
+        """All at one place."""
+        threads = (Thread("MainThread", self.frames),)
+        return tuple(
+            RankStack(rank, frames=self.frames, threads=threads, process=pid)
+            for rank, pid in self.workers.items()
+        )
+
+    def stop(self) -> None:
+        """Nobody wants them any more."""
+        self.unwanted.set()
+        if self.fd >= 0:
+            os.eventfd_write(self.fd, 1)
+
+    def close(self) -> None:
+        """Once."""
+        os.close(self.fd)
+        self.fd = -1
+
+
+def collecting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let stacks be taken by a `PlayedCollector`."""
+    monkeypatch.setattr("lllaunch.watchdog.collector.StackCollector", PlayedCollector)
+    monkeypatch.setattr(PlayedCollector, "made", [])

@@ -6,7 +6,17 @@ import os
 from collections.abc import Mapping
 
 import pytest
-from support.played import SWEPT, Make, Order, PlayedStarter, ended, playing, script
+from support.played import (
+    SWEPT,
+    Make,
+    Order,
+    PlayedCollector,
+    PlayedStarter,
+    collecting,
+    ended,
+    playing,
+    script,
+)
 
 from lllaunch.agent import LocalElasticAgent, WorkerSpec, WorkerState
 from lllaunch.errors import OutputError
@@ -15,46 +25,14 @@ from lllaunch.multiprocessing import DefaultLogsSpecs
 from lllaunch.spec import WatchdogPolicy
 from lllaunch.supervisor import machine as v
 from lllaunch.supervisor.watchdog import STACKS_SECONDS, WatchdogDriver
-from lllaunch.watchdog import collector
-from lllaunch.watchdog.evidence import RankStack
 from lllaunch.watchdog.sampling import Usage
 
 SIGTERM = 15
 
 
-class Collector:
-    """Stands for the thread that takes stacks: done at once, or never."""
-
-    done = True
-    problem = ""
-    made: list[Collector]
-
-    def __init__(
-        self, workers: Mapping[int, int], written: collector.Written, **more: object
-    ) -> None:
-        assert more["parent"] == PlayedStarter.pid
-        assert more["recorders"] is not None
-        self.workers, self.heading = dict(workers), written.heading
-        self.fd = os.eventfd(int(self.done), os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        type(self).made.append(self)
-
-    def start(self) -> None:
-        pass
-
-    def fileno(self) -> int:
-        return self.fd
-
-    def result(self) -> tuple[RankStack, ...]:
-        return tuple(RankStack(rank, state="S") for rank in self.workers)
-
-    def close(self) -> None:
-        os.close(self.fd)
-
-
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Make:
-    monkeypatch.setattr(collector, "StackCollector", Collector)
-    monkeypatch.setattr(Collector, "made", [], raising=False)
+    collecting(monkeypatch)
     return playing(monkeypatch)
 
 
@@ -84,14 +62,18 @@ def test_an_attempt_that_takes_too_long_is_ended_after_its_stacks_were_taken(pla
     ]
     (taken,) = [item for item in agent.seen if isinstance(item, v.StacksTaken)]
     assert [stack.rank for stack in taken.stacks] == [0, 1]
-    assert Collector.made[0].workers == {0: 7, 1: 8}
-    assert "limited to 1 min" in Collector.made[0].heading
+    (made,) = PlayedCollector.made
+    assert made.workers == {0: 7, 1: 8}
+    assert made.more["parent"] == PlayedStarter.pid
+    assert made.more["recorders"] is not None
+    assert made.written is not None
+    assert "limited to 1 min" in made.written.heading
 
 
 def test_stacks_that_do_not_come_are_not_waited_for(
     play: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Collector, "done", False)
+    monkeypatch.setattr(PlayedCollector, "done", False)
     agent = play(1, watchdog=WatchdogPolicy(timeout=60.0))
     script(agent, (Started(0, 7, 1),))
     agent.run()

@@ -15,9 +15,6 @@ from omegaconf import OmegaConf
 
 from lllaunch.app.boundary import message_of
 from lllaunch.app.command_line import VERBS, CommandLine, WrongUsage, read
-from lllaunch.config.resolve import is_own_app
-
-OWN_APP = "import lllaunch\n@lllaunch.main(config_path=None)\ndef train(cfg): ...\n"
 
 
 @pytest.fixture(autouse=True)
@@ -213,22 +210,6 @@ def test_arguments_of_a_script_come_out_of_hydras_grammar_as_they_were(word: str
     value = OverridesParser.create().parse_override(given).value()
     args = OmegaConf.to_container(OmegaConf.create({"args": value}), resolve=True)
     assert [str(each) for each in args["args"]] == ["--option", word]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (OWN_APP, True),
-        ("from lllaunch import main\n@main(config_path=None)\ndef f(cfg): ...\n", True),
-        ("from hydra import main  # not lllaunch.main\n@main()\ndef f(cfg): ...\n", False),
-        ("lllaunch.main(", False),
-    ],
-)
-def test_an_own_app_is_told_by_its_decorator(tmp_path: Path, text: str, expected: bool) -> None:
-    path = tmp_path / "script.py"
-    path.write_text(text)
-    assert is_own_app(str(path)) is expected
-    assert not is_own_app(str(tmp_path))
 
 
 @pytest.mark.parametrize("line", ["-q +exp=toy", "+exp=toy --quiet", "-m +exp=toy --qu lr=1,2"])

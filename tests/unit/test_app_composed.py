@@ -62,18 +62,6 @@ def test_directories_come_in_the_order_of_a_run(write: Write) -> None:
     assert found.launch.nproc is None  # the schema is under any primary config
 
 
-def test_whether_it_is_a_sweep(write: Write) -> None:
-    write("conf/exp/s.yaml", "# @package _global_\nhydra: {mode: MULTIRUN}\n")
-    for command, sweeps in (
-        (ConfigRequest(()), False),
-        (ConfigRequest((), multirun=True), True),
-        (ConfigRequest(("+exp=s",)), True),
-        (ConfigRequest(("+exp=s", "hydra.mode=RUN")), False),
-    ):
-        composed = Composition(command)
-        assert composed.is_sweep() is sweeps, command
-
-
 def test_locks_are_no_group_to_choose_from(write: Write) -> None:
     write("conf/exp/a.yaml", "x: 1\n")
     write("conf/locks/a.yaml", "lock: 1\n")

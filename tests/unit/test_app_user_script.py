@@ -79,22 +79,6 @@ def main() -> Any:
     return sys.modules["__main__"]
 
 
-def test_a_worker_runs_the_function_where_its_script_calls_the_app(tmp_path: Path) -> None:
-    def action(function: Any) -> Any:
-        assert function is main().train
-        return [*main().seen, function(7)]
-
-    text = "if __name__ == '__main__':\n    seen.append('above')\n    app()\n    seen.append(0)\n"
-    assert worker_of(tmp_path, text, action) == ["above", 7]
-    # what stands below the call is the launcher's
-    assert main().seen == ["above"]
-    assert main() is sys.modules["__mp_main__"]
-    assert main().__name__ == "__main__"
-    # multiprocessing in the worker asks for it
-    assert main().__spec__ is None
-    assert main().__file__ == str(tmp_path / "train.py")
-
-
 def test_the_scripts_own_handlers_do_not_see_what_the_function_raises(tmp_path: Path) -> None:
     def action(function: Any) -> Any:
         raise ZeroDivisionError

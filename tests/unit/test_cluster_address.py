@@ -64,21 +64,6 @@ def test_a_range_of_nodes_goes_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "endpoint"),
-    [
-        ("host0:29500", ("host0", 29500)),
-        (" host0.a-b.example_c:1 ", ("host0.a-b.example_c", 1)),
-        ("10.0.0.1:65535", ("10.0.0.1", 65535)),
-        ("[::1]", ("::1", None)),
-        ("[fe80::1%eth0]:1", ("fe80::1%eth0", 1)),
-    ],
-)
-def test_endpoints(written: str, endpoint: tuple[str, int | None]) -> None:
-    assert parse_endpoint(written) == endpoint
-    assert parse_endpoint(format_endpoint(*endpoint)) == endpoint
-
-
-@pytest.mark.parametrize(
     ("written", "hint"),
     [
         *((each, "") for each in ("host0:65536", "host0:29500/x", "user@host:1", "[::1", "[::1]1")),
@@ -110,19 +95,6 @@ def test_any_text_is_an_endpoint_or_none(text: str) -> None:
     assert parse_endpoint(format_endpoint(host, port)) == (host, port)
     assert host
     assert not any(character.isspace() for character in host)
-
-
-@pytest.mark.parametrize(
-    ("written", "conf"),
-    [
-        (None, {}),
-        ("a=1,b=x y", {"a": "1", "b": "x y"}),
-        (" last_call_timeout = 5 , url=a=b", {"last_call_timeout": "5", "url": "a=b"}),
-        ({"a": 1, "b": 1.5, "c": True, "d": "x"}, {"a": 1, "b": 1.5, "c": True, "d": "x"}),
-    ],
-)
-def test_settings_of_a_rendezvous(written: Any, conf: dict[str, Any]) -> None:
-    assert parse_conf(written) == conf
 
 
 @pytest.mark.parametrize(

@@ -65,22 +65,6 @@ def test_resources_are_read_and_written(written: Any, resources: Resources) -> N
     assert read_back(plan_text(spec)) == spec
 
 
-@pytest.mark.parametrize(
-    ("gpus", "cpus", "with_gpus", "without"),
-    [
-        (None, None, Need(3, 0), Need(0, 3)),
-        (None, 2, Need(3, 6), Need(0, 6)),
-        (0, 0, Need(0, 0), Need(0, 0)),
-        (2, 1, Need(6, 3), Need(6, 3)),
-    ],
-)
-def test_what_a_job_of_three_workers_needs(
-    gpus: int | None, cpus: int | None, with_gpus: Need, without: Need
-) -> None:
-    assert need_of(3, Resources(gpus, cpus), True, 8) == with_gpus
-    assert need_of(3, (gpus, cpus), False, 8) == without
-
-
 def test_a_job_of_more_workers_than_cores_has_them_all() -> None:
     assert need_of(4, (None, None), False, 2) == Need(0, 2)
     assert need_of(4, (None, None), True, 2) == Need(4, 0)

@@ -14,8 +14,6 @@ from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.singleton import Singleton
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from hypothesis import HealthCheck, Phase, assume, given, settings
@@ -241,23 +239,6 @@ def test_no_secret_is_in_it(here: Path) -> None:
     assert places(one, "my.password") == ["override +my.password=${oc.env:PASSWORD}"]
     assert secret not in repr(list(map(one.chain, one.keys())))
     assert secret not in repr(vars(one))
-
-
-def test_nothing_of_hydras_changes(here: Path, recwarn: pytest.WarningsRecorder) -> None:
-    # without _self_ Hydra warns, and whoever composed has seen it
-    write(here, main="defaults: [b]\nx: 1\n", b="y: 1\n")
-    loader = loader_of(here)
-    stored = OmegaConf.to_yaml(ConfigStore.instance().load("hydra/config.yaml").node)
-    singletons = dict(Singleton._instances)
-    sources = loader.repository.get_sources()
-    files = sorted(here.parent.rglob("*"))
-    origins(loader, "main", ["x=2"])
-    assert not recwarn.list
-    assert Singleton._instances == singletons
-    assert not GlobalHydra.instance().is_initialized()
-    assert loader.repository.get_sources() is sources
-    assert sorted(here.parent.rglob("*")) == files
-    assert OmegaConf.to_yaml(ConfigStore.instance().load("hydra/config.yaml").node) == stored
 
 
 # ---- lines

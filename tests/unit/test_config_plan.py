@@ -23,7 +23,6 @@ from lllaunch.config.plan import (
 from lllaunch.config.resolve import resolve
 from lllaunch.config.tree import escape
 from lllaunch.errors import ConfigError
-from lllaunch.launch_settings import PLANNED
 from lllaunch.secret_names import is_secret_name
 from lllaunch.spec import Entrypoint, LaunchSpec
 from tests.unit import launch_nodes
@@ -70,37 +69,6 @@ RICH = {
     "collapse": False,
     "samples": "1m",
 }
-
-
-def test_a_plan_is_the_decided_node_in_the_order_of_the_schema() -> None:
-    plan = yaml.safe_load(plan_text(spec_of(RICH)))["launch"]
-    assert list(plan) == list(PLANNED)
-    assert plan["args"] == [
-        *("--a", "x: y", "--b", "1e3", "--c", "${worker:rank}"),
-        *("--d", "\\${HOME} \\\\${worker:rank}"),
-    ]
-    assert (plan["cwd"], plan["log_dir"]) == ("/tmp", "/tmp/logs")
-    assert plan["local_ranks_filter"] == [0, "2-3"]
-    assert plan["duplicate_stdout_filters"] == ["a", "b"]
-    assert (plan["redirects"], plan["tee"]) == ("0:all 2-3:err", "0:all")
-    assert (plan["grace_period"], plan["min_disk"]) == ("1h30m", "5GiB")
-    assert plan["signals"] == ["SIGTERM"]
-    assert plan["log_line_prefix"] == "[${worker:rank}]"
-    assert plan["env_per_rank"] == {"1-2": {"X": "a"}, 3: {"X": "b"}}
-    assert list(plan["env"]) == ["A", "B", "C", "D", "E", "F"]
-    limits = {"timeout": "1h", "stall": "5m", "heartbeat": None, "memory": "1536MiB"}
-    assert plan["watchdog"].items() >= limits.items()
-    assert plan["restart"] == {
-        "on": ["oom", "hang"],
-        "delay": "1m30s",
-        "max_delay": "5m",
-        "window": "6h",
-        "reset_on": "progress",
-        "max_without_progress": 3,
-        "checkpoint": "ckpt",
-        "gpu_wait": "0s",
-    }
-    assert plan["preflight"] == {"command": ["env", "A B"], "timeout": "5m"}
 
 
 def test_a_plan_is_a_config_of_the_same_run() -> None:

@@ -35,26 +35,6 @@ def read(launch: Any, root: dict[str, Any] | None = None) -> tuple[Any, list[str
     return tree, [str(problem) for problem in findings.problems]
 
 
-@pytest.mark.parametrize(
-    ("raw", "source"),
-    [
-        ("a ${oc.env:HF_TOKEN} b", "a ${oc.env:HF_TOKEN} b"),
-        ("${oc.env:NOT_SET,3}", "${oc.env:NOT_SET,3}"),
-        ("${params.direct}", "${oc.env:HF_TOKEN}"),
-        ("${oc.select:params.direct}", "${oc.env:HF_TOKEN}"),
-        ("${params.${params.which}}", "${params.${params.which}}"),
-        ("${oc.decode:${oc.env:HF_TOKEN}}", "${oc.decode:${oc.env:HF_TOKEN}}"),
-    ],
-)
-def test_what_comes_from_the_environment_is_withheld(raw: str, source: str) -> None:
-    params = {"direct": "${oc.env:HF_TOKEN}", "which": "direct"}
-    tree, problems = read({"a": raw}, {"params": params})
-    assert problems == []
-    assert conceal(tree) == {"a": source}
-    cfg = OmegaConf.create({"launch": {"a": source}, "params": params})
-    assert cfg.launch.a == reveal(tree)["a"]
-
-
 def test_containers_from_the_environment_are_withheld_leaf_by_leaf() -> None:
     tree, _ = read({"env": "${oc.decode:${oc.env:AS_MAPPING}}", "n": 1})
     assert reveal(tree)["env"] == {"A": SECRET, "B": [SECRET]}

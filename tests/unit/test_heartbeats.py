@@ -160,18 +160,6 @@ def test_whatever_is_said_comes_back(
     assert record[1:] == (step, total, plain, wrong)
 
 
-def test_a_record_that_is_half_written_is_none(memory: FileIO) -> None:
-    """Its bytes are filled with zeros first, then written from the first to the last."""
-    progress(2.0, 9.0, loss=0.4, accuracy=0.35)
-    after = os.pread(memory.fileno(), 1016, 1024 + 8)
-    size = len(after.rstrip(b"\0"))
-    for written in range(0, size // 8 * 8, 8):
-        assert heartbeats._parsed(after[:written] + bytes(1016 - written)) is None
-    record = heartbeats._parsed(after)
-    assert record is not None
-    assert record[1:4] == (2.0, 9.0, {"loss": 0.4, "accuracy": 0.35})
-
-
 @given(st.binary(min_size=1016, max_size=1016))
 def test_no_bytes_make_the_reader_fail(data: bytes) -> None:
     heartbeats._parsed(data)

@@ -6,7 +6,6 @@ Each ends with one clear message and the right exit code, and nothing has run.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -159,35 +158,6 @@ def test_command_lines_lead_nowhere(
     assert ended == code, err
     assert is_clear(err)
     assert not list(project.root.parent.glob("x*"))
-
-
-CALLBACK = "hydra: {callbacks: {x: {_target_: evil.main}}}\n"
-FACTORY = '{"()": evil.main}'
-
-
-@pytest.mark.parametrize(
-    ("more", "key"),
-    [
-        (CALLBACK, "hydra.callbacks.x._target_"),
-        (
-            f"e: {{x: {FACTORY}}}\nhydra: {{job_logging: {{handlers: '${{e}}'}}}}\n",
-            "hydra.job_logging.handlers.x.()",
-        ),
-        ("z: create\ny: z\np: '${oc.${${y}}:\"{_target_: os.system}\"}'\n", "p: "),
-    ],
-)
-def test_no_place_of_a_config_gets_around_the_allowlist(
-    project: Project, planned: Planned, more: str, key: str
-) -> None:
-    project.experiment("a", "{entrypoint: ok.py}", more)
-    project.write("conf/lllaunch.yaml", ALLOWED)
-
-    code, _, err = planned("+exp=a")
-
-    assert code == 5
-    assert re.search(rf"^lllaunch:   (conf/exp/a\.yaml:\d+: )?{re.escape(key)}", err, re.MULTILINE)
-    assert is_clear(err)
-    assert nothing_ran(project)
 
 
 def test_what_is_allowed_is_still_allowed(project: Project, planned: Planned) -> None:

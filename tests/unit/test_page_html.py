@@ -9,36 +9,19 @@ import re
 from collections.abc import Sequence
 
 import pytest
-from markupsafe import Markup
 from support.pages import Seen, page_of
 
 from lllaunch.pages.html import (
     Cell,
     PageColumn,
     badge,
-    code,
     environment,
-    escaped,
-    fill,
-    joined,
-    slug,
     table,
 )
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=\"alert('2')\"> &amp; \x1b[31m\x00\ud800"
 )
-
-
-def test_text_becomes_html_and_html_stays() -> None:
-    assert fill('<p id="{}">{}{}</p>', '"', fill("<b>{}</b>", "1 < 2"), " & more") == (
-        '<p id="&#34;"><b>1 &lt; 2</b> &amp; more</p>'
-    )
-    assert joined(["a<", Markup("<br>")], "&") == "a&lt;&amp;<br>"
-    assert escaped("a\u202eb\x1b[31mc\x00\ud800\nd") == "a\\u202ebc\ufffd\ufffd\nd"
-    assert fill("{} {}", 0.1, 3) == "0.1 3"
-    assert code("") == ""
-    assert [slug(name) for name in ("rank 3, stderr", "<>")] == ["rank-3-stderr", "x"]
 
 
 @pytest.mark.parametrize("text", ["{{ a }}", '<p title="{{ a }}">{{ [a, a]|joined(a) }}</p>'])
@@ -95,20 +78,3 @@ def test_lines_are_shown_as_they_are() -> None:
     # the first line break in <pre> does not count
     page = _page(None, ["", "a", "", "b"], "log")
     assert 'aria-label="log">\n\na\n\nb</pre>' in page
-
-
-def test_rows_are_named_and_columns_have_headings() -> None:
-    columns = [
-        PageColumn("rank", lambda rank: Cell(str(rank), rank), "numeric"),
-        PageColumn("memory", lambda rank: Cell(f"{rank} B", float(rank)), "minor"),
-        PageColumn("nothing", lambda _: ""),
-    ]
-    made = _page(table("All", columns, [2]))
-    assert '<th scope="col" class="numeric">rank</th>' in made
-    assert '<th scope="row" class="numeric" data-v="2">2</th>' in made
-    assert '<td class="minor" data-v="2">2 B</td>' in made
-    # a column that is empty in all rows is omitted
-    assert "nothing</th>" not in made
-    assert "<table" in made
-    assert "data-filter>" not in made
-    assert "data-sort data-filter>" in _page(table("All", columns, range(8)))

@@ -201,6 +201,3 @@ def test_of_many_ranks_a_page_stays_small(tmp_path: Path) -> None:
     # who is to blame has a lane of its own, those that look alike share one
     assert page.count('class="lane"') <= 12
     assert f">rank {HUNG}<" in page
-
-
-# What is shown of many

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from lllaunch.documents import isoformat
-from lllaunch.locks import is_held
 from lllaunch.results import index
 from lllaunch.results.index import remember, used_from
 from lllaunch.results.locate import (
@@ -247,28 +246,6 @@ def test_the_summary_counts_unless_the_journal_is_younger(tmp_path: Path):
     assert states(tmp_path) == {tmp_path.name: "unknown"}
 
 
-# Locks
-
-
-def test_locks(tmp_path: Path):
-    lock = tmp_path / "lock"
-    assert is_held(str(lock)) is False
-    with held(write(lock)):
-        assert is_held(str(lock)) is True
-    assert is_held(str(lock)) is False
-    # of a launcher elsewhere, as far as that can be told: the lock itself has to say
-    with held(lock):
-        lock.write_text("pid 1 on another-machine\n")
-        assert is_held(str(lock)) is True
-    assert is_held(str(lock)) is False
-    # who has looked gives it back at once
-    with lock.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    # one that nobody may look at
-    (tmp_path / "link").symlink_to(tmp_path)
-    assert is_held(str(tmp_path / "link")) is None
-
-
 # Files
 
 
@@ -354,20 +331,3 @@ def test_the_index_is_bounded_and_fails_nothing(tmp_path: Path, monkeypatch: pyt
         assert used_from(str(tmp_path), broken) == []
     (tmp_path / "runs" / "24").rmdir()
     assert str(tmp_path / "runs" / "24") not in used_from(str(tmp_path), environ)
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the files that are opened."""
-    names: list[str] = []
-    real = os.open
-
-    def counting(path: Any, *arguments: Any, **options: Any) -> int:
-        names.append(os.path.basename(os.fsdecode(path)))
-        return real(path, *arguments, **options)
-
-    monkeypatch.setattr(os, "open", counting)
-    return names
-
-
-# What `show` takes for the plan

@@ -26,7 +26,6 @@ from lllaunch.sweep.journal import (
     PlannedRecord,
     Result,
     StartedRecord,
-    encode,
 )
 from lllaunch.sweep.pool import Lease
 from lllaunch.watchdog.findings import Stalled
@@ -309,35 +308,6 @@ def test_a_sweep_and_its_jobs(tmp_path: Path, sweep: Swept) -> None:
     assert view.is_over
     assert (row.state, row.eta) == ("failed", None)
     assert row.counts["not_run"] == 6
-
-
-def test_of_a_journal_only_what_was_added_is_read(
-    sweep: Swept, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from lllaunch.sweep import journal
-
-    for job in range(5):
-        sweep.start(job)
-    sweep.look()
-    decoded: list[bytes] = []
-
-    def noted(line: bytes, real: Any = journal.decode) -> Any:
-        decoded.append(line)
-        return real(line)
-
-    monkeypatch.setattr(journal, "decode", noted)
-    sweep.look()
-    assert decoded == []
-    sweep.end(4, 1.0)
-    view, _ = sweep.look()
-    assert len(decoded) == 1
-    assert [job.state for job in view.rows].count("running") == 4
-    # a torn line is passed over until it is whole
-    line = encode(EndedRecord(3, 0, Result("succeeded", 0)), 1)
-    for part, succeeded in ((line[:20], 1), (line[20:], 2)):
-        with sweep.journal.open("ab") as file:
-            file.write(part)
-        assert sweep.look()[1].counts["succeeded"] == succeeded
 
 
 def job_row(state: str, seconds: float, eta: float | None = None) -> ListEntry:

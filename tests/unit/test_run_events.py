@@ -35,19 +35,6 @@ class Thing:
     value: Any
 
 
-def test_a_fact_is_one_line_with_its_own_time_first():
-    line = encode(Exited(1, pid=42, exitcode=-9, time_ns=AT), time_ns=5)
-    assert line.endswith(b"}\n")
-    assert list(json.loads(line).items())[:6] == [
-        ("time", "2023-11-14T22:13:20.123456Z"),
-        ("time_ns", AT),
-        ("type", "Exited"),
-        ("local_rank", 1),
-        ("pid", 42),
-        ("exitcode", -9),
-    ]
-
-
 def test_examples_in_the_docs_are_what_is_written():
     page = Path(__file__).parents[2] / "docs" / "reference" / "files.md"
     examples = [line for line in page.read_text().splitlines() if line.startswith('{"time": "')]

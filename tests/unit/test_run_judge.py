@@ -506,33 +506,6 @@ def test_one_that_hangs_is_the_root_cause_and_others_only_waited():
 
 
 @pytest.mark.parametrize(
-    ("finding", "blame"), [(ALL, Blame()), (TimedOut(60.0), Blame((1,), (0, 2)))]
-)
-def test_when_nobody_stands_out_or_time_is_over_nobody_is_to_blame(finding, blame):
-    found = judge_attempt(hung(finding, blame))
-    assert (found.root_cause.cause, found.root_cause.rank) == (finding, None)
-    assert found.root_cause.ranks == ()
-    # what is known of them is kept for what it is worth
-    known = found.root_cause.hang
-    assert [rank - 10 for rank in known.hung + known.waiting] == [*blame.hung, *blame.waiting]
-    assert [own(each) for each in found.workers] == [ended_by_launcher(-15, 15)] * 3
-
-
-def test_failure_before_the_finding_is_the_root_cause():
-    # It raised, and hung while it cleaned up.
-    raised = WorkerError("E: x", "Traceback", T0 + 5 * S)
-    first = asked(1, -9, error=raised, sent=(sent(), sent(9)))
-    found = judge_attempt(hung(ALL, Blame((1,), (0, 2)), asked(0), first, asked(2)))
-    root = found.root_cause
-    assert (root.rank, root.cause, root.time_ns) == (11, Raised("E: x", -9), T0 + 5 * S)
-    assert not root.of_watchdog
-    assert root.hang.finding == ALL
-    # That SIGKILL was ours.
-    assert root.explanation is None
-    assert own(found.workers[0]) == ended_by_launcher(-15, 15)
-
-
-@pytest.mark.parametrize(
     ("one", "fate"),
     [
         (

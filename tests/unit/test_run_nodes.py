@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,9 +11,7 @@ from support.left import ended_by_launcher, placed
 
 from lllaunch.cluster.rendezvous import Member, Place, Roster, Share
 from lllaunch.errors import RendezvousFailed
-from lllaunch.results.store import lock_of
 from lllaunch.run import result as causes
-from lllaunch.run.directory import LOCK_NAME
 from lllaunch.run.nodes import merged
 from lllaunch.run.result import (
     AttemptResult,
@@ -154,15 +151,3 @@ def test_nobody_waits_for_a_store_that_does_not_answer(monkeypatch: pytest.Monke
         group.join(signals, 0, 0)
     mended.set()
     group.close(over=True)
-
-
-def test_the_lock_of_a_run_on_several_nodes_is_that_of_node_0(tmp_path: Path) -> None:
-    lock = tmp_path / LOCK_NAME
-    assert lock_of("run", str(tmp_path)) == str(lock)
-    lock.symlink_to(f"node_0/{LOCK_NAME}")
-    assert lock_of("run", str(tmp_path)) == str(tmp_path / "node_0" / LOCK_NAME)
-    assert lock_of("sweep", str(tmp_path)) != str(lock)
-    # no other link is followed
-    lock.unlink()
-    lock.symlink_to("/elsewhere/node_0/.lllaunch.lock")
-    assert lock_of("run", str(tmp_path)) == str(lock)

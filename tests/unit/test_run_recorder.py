@@ -96,21 +96,6 @@ def test_facts_end_up_with_their_worker():
     assert found.leftovers == (Orphan(9, "sleep", True),)
 
 
-def test_signals_go_to_workers_that_have_not_ended():
-    recorder = observer()
-    recorder.begin(attempt())
-    recorder.observe(Started(0, 500, T0))
-    recorder.observe(Started(1, 501, T0))
-    assert recorder.alive == 2
-    recorder.observe(Exited(0, 500, 1, T0 + 2))
-    assert recorder.alive == 1
-    recorder.observe(SignalWorkers(15, "signal"))
-    recorder.observe(SignalProcess(1, 501, 9))
-    first, second = recorder.records()[0].workers
-    assert first.sent == ()
-    assert [each.signum for each in second.sent] == [15, 9]
-
-
 def test_memory_is_read_at_the_start_and_at_failures_that_it_may_explain():
     counts = iter(range(100))
     recorder = observer(read=lambda: Memory(cgroup_kills=next(counts)))

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from support.left import ended_by_launcher, placed
 
 from lllaunch.clock import RunClock
-from lllaunch.events import Exited, Orphan
+from lllaunch.events import Exited
 from lllaunch.heartbeats import RESULT_FILE, report
 from lllaunch.run.excerpts import (
     INLINE_LIMIT,
@@ -25,21 +24,14 @@ from lllaunch.run.excerpts import (
 from lllaunch.run.observer import WorkerFiles, WorkerRecord
 from lllaunch.run.repository import Host
 from lllaunch.run.result import (
-    AttemptResult,
     ExitedNonZero,
-    Explanation,
-    Failed,
     KilledBySignal,
-    Lost,
-    NotStarted,
     Raised,
     ReturnValue,
     RootCause,
     RunResult,
     SpawnerLost,
     StartFailure,
-    Succeeded,
-    Victim,
     encode_result,
 )
 
@@ -48,56 +40,6 @@ T0 = 1_700_000_000_000_000_000
 
 def document(outcome: RunResult) -> dict:
     return json.loads(encode_result(replace(outcome, host=Host("h"))))
-
-
-def test_failed_run():
-    stderr = "/run/attempt_0/1/stderr.log"
-    why = Explanation("itself", "likely", "A bug.")
-    cause = KilledBySignal(11)
-    workers = (
-        Victim(0, 0, exitcode=1, cause=ExitedNonZero(1), seconds_after_root_cause=0.5),
-        Failed(
-            *(1, 1, 7, -11, T0, T0 + 10**9, 4096, 0.5),
-            stderr=stderr,
-            cause=cause,
-            explanation=why,
-        ),
-        placed(2, ended_by_launcher(-9, 15, 9, waited_for=(1,))),
-        Lost(3, 3),
-        NotStarted(4, 4),
-        Succeeded(5, 5, exitcode=0),
-    )
-    root = RootCause(0, 1, 1, cause, T0, why, stderr=stderr)
-    attempt = AttemptResult(
-        0, 0, "/run/attempt_0", "failed", T0, T0 + 10**9, workers, root, (Orphan(9, "x", True),)
-    )
-    found = document(
-        RunResult("failed", 3, "/run", "id", T0, T0 + 2 * 10**9, (attempt,), root, plan_hash="abc")
-    )
-    assert (found["version"], found["state"], found["exit_code"]) == (1, "failed", 3)
-    assert (found["run_id"], found["plan_hash"], found["restarts"]) == ("id", "abc", 0)
-    assert (found["started"], found["seconds"]) == ("2023-11-14T22:13:20.000000Z", 2.0)
-    assert (found["signal"], found["error"]) == (None, None)
-    assert found["host"]["hostname"] == "h"
-    told = found["root_cause"]
-    assert (told["attempt"], told["rank"], told["time_ns"]) == (0, 1, T0)
-    assert (told["cause"]["type"], told["cause"]["text"]) == ("KilledBySignal", "died of SIGSEGV")
-    assert told["explanation"] == {"suspect": "itself", "sure": "likely", "text": "A bug."}
-    assert told["stderr"] == "attempt_0/1/stderr.log"
-    (told,) = found["attempts"]
-    assert (told["directory"], told["state"]) == ("attempt_0", "failed")
-    assert told["root_cause"]["rank"] == 1
-    assert told["leftovers"] == [{"pid": 9, "command": "x", "killed": True}]
-    fates = [each["fate"] for each in told["workers"]]
-    assert fates == ["victim", "failed", "ended", "lost", "not_started", "succeeded"]
-    victim, failed, ended = told["workers"][:3]
-    assert victim["seconds_after_root_cause"] == 0.5
-    assert (victim["exitcode"], victim["signal"]) == (1, None)
-    assert (failed["exitcode"], failed["signal"], failed["pid"]) == (-11, "SIGSEGV", 7)
-    assert (failed["stdout"], failed["stderr"]) == (None, "attempt_0/1/stderr.log")
-    assert (failed["max_rss"], failed["cpu_seconds"]) == (4096, 0.5)
-    assert (ended["signals_sent"], ended["signal"]) == (["SIGTERM", "SIGKILL"], "SIGKILL")
-    assert ended["waited_for"] == [1]
 
 
 def test_secrets_and_broken_text_do_not_reach_the_file():

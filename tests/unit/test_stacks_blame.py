@@ -84,15 +84,6 @@ def stacks(places: str, states: str = "") -> tuple[RankStack, ...]:
 @pytest.mark.parametrize(
     ("frames", "expected"),
     [
-        (PLACES["s"], Waits.NO),
-        (PLACES["S"], Waits.NO),
-        (PLACES["a"], Waits.SURELY),
-        (PLACES["i"], Waits.SURELY),
-        (PLACES["f"], Waits.SURELY),
-        (PLACES["d"], Waits.PERHAPS),
-        (PLACES["w"], Waits.PERHAPS),
-        (PLACES["m"], Waits.PERHAPS),
-        (PLACES["h"], Waits.NO),
         ((), Waits.NO),
         ((Frame(f"{LIB}/torch/distributed/elastic/agent/server/api.py", 1, "run"),), Waits.NO),
         ((Frame(f"{LIB}/horovod/torch/mpi_ops.py", 1, "synchronize"),), Waits.SURELY),

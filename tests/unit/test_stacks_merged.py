@@ -7,13 +7,12 @@ from collections.abc import Iterable, Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lllaunch.watchdog.evidence import Frame, RankStack, Thread
+from lllaunch.watchdog.evidence import Frame, RankStack
 from lllaunch.watchdog.frames import (
     Call,
     StackBranch,
     count_calls,
     short_tree,
-    threads_of,
     tree_lines,
     whole_text,
     whole_tree,
@@ -166,33 +165,3 @@ def test_the_short_tree_has_all_ranks_in_few_lines(stacks: list[RankStack], most
     assert len(shown(roots)) <= max(most, 1)
     # ranks may part a call sooner than in the whole tree, but none has calls that it is not in
     assert count_calls(roots) <= sum(len(stack.frames) for stack in stacks)
-
-
-# Folded stacks
-
-
-def thread(name: str, *calls: Frame) -> Thread:
-    return Thread(name, current=False, frames=[*reversed(calls)])
-
-
-DUMP = """\
-Thread 0x1 [loader] (most recent call first):
-  File "/t/d.py", line 2 in deep
-
-Thread 0x2 (most recent call first):
-  <no Python frame>
-
-Current thread 0x3 (most recent call first):
-  File "/t/d.py", line 5 in main
-"""
-
-
-def test_threads_of_a_dump_have_names_and_the_main_one_is_first() -> None:
-    found = threads_of(DUMP)
-    assert [(each.name, each.frames[0].function) for each in found] == [
-        ("MainThread", "main"),
-        ("loader", "deep"),
-    ]
-    # which one is the main one cannot be told
-    nameless = DUMP.replace("Current t", "T").replace(" [loader]", "") + "\n...\n"
-    assert [each.name for each in threads_of(nameless)] == ["another thread"] * 2

@@ -10,11 +10,10 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from msgspec import to_builtins
 from msgspec.structs import asdict, replace
 
 from lllaunch.cluster.rendezvous import Member, Place, Rendezvous, Roster, Share
-from lllaunch.documents import decode_record, encode_record
+from lllaunch.documents import encode_record
 from lllaunch.spec import Nodes
 from lllaunch.supervisor import nodes as module
 from lllaunch.supervisor.machine import (
@@ -26,8 +25,6 @@ from lllaunch.supervisor.machine import (
     NodesCounted,
 )
 from lllaunch.supervisor.nodes import _Wanted, _Watch
-from lllaunch.watchdog.evidence import Frame, RankStack
-from lllaunch.watchdog.findings import Silent
 
 INTERVAL, PATIENCE = 1.0, 3.0
 CONF = {"keep_alive_interval": INTERVAL, "keep_alive_max_attempt": PATIENCE / INTERVAL}
@@ -231,18 +228,3 @@ def test_the_others_hear_that_somebody_wants_to_know_where_workers_stand(four: P
     four.turns(1)
     assert four.heard[0] == [wanted]
     assert four.heard[3] == [wanted, _Wanted(2, b"request 2")]
-
-
-def test_what_all_nodes_are_told_of_stacks_is_what_one_node_judged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    place = Playing(2, monkeypatch).nodes[0].place
-    assert place is not None
-    stacks = [
-        RankStack(rank, f"node_{rank}/stacks.txt", (Frame("train.py", 9, "main"),), "S")
-        for rank in (0, 1)
-    ]
-    texts = {each.rank: json.dumps(to_builtins([each])).encode() for each in stacks}
-    told = encode_record(module._judged(place, texts, Silent(2.0)))
-    group = decode_record(told, module.GroupStacks)
-    assert sorted(group.stacks, key=lambda each: each.rank) == stacks

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from support.played import PlayedCollector, collecting
 
 from lllaunch.heartbeats import HEARTBEAT
 from lllaunch.spec import WatchdogPolicy
@@ -19,13 +20,10 @@ from lllaunch.supervisor import watchdog
 from lllaunch.supervisor.machine import StacksTaken, WatchdogFired
 from lllaunch.supervisor.watchdog import WatchdogDriver
 from lllaunch.testing import FakeClock
-from lllaunch.watchdog import collector
 from lllaunch.watchdog.collector import received
-from lllaunch.watchdog.evidence import Frame, RankStack, Thread
+from lllaunch.watchdog.evidence import RankStack
 from lllaunch.watchdog.findings import Asked, Finding, Spinning, Stalled
 from lllaunch.watchdog.sampling import Sampler, Usage
-
-HERE = (Frame("/a/train.py", 12, "step"),)
 
 
 @dataclass
@@ -44,39 +42,6 @@ class Workers:
 
     def known_pids(self) -> dict[int, int]:
         return dict(self.pids)
-
-
-class Collector:
-    """Finds workers where the test says, at once."""
-
-    problem = ""
-    done = True
-    frames: tuple[Frame, ...] = HERE
-    made: list[Collector]
-
-    def __init__(self, workers: Mapping[int, int], written: object = None, **_: object) -> None:
-        self.glance = written is None
-        self.workers = dict(workers)
-        self.fd = os.eventfd(int(self.done), os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        type(self).made.append(self)
-
-    def start(self) -> None:
-        pass
-
-    def fileno(self) -> int:
-        return self.fd
-
-    def result(self) -> tuple[RankStack, ...]:
-        threads = (Thread("MainThread", self.frames),)
-        return tuple(
-            RankStack(rank, frames=self.frames, threads=threads, process=pid)
-            for rank, pid in self.workers.items()
-        )
-
-    def close(self) -> None:
-        assert self.fd >= 0
-        os.close(self.fd)
-        self.fd = -1
 
 
 @dataclass
@@ -127,8 +92,7 @@ class Played:
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Makes a watchdog of a policy."""
-    monkeypatch.setattr(collector, "StackCollector", Collector)
-    monkeypatch.setattr(Collector, "made", [], raising=False)
+    collecting(monkeypatch)
     made: list[Played] = []
 
     def make(**policy: Any) -> Played:
@@ -150,7 +114,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield make
     for each in made:
         each.driver.close()
-    assert all(each.fd < 0 for each in Collector.made)
+    assert all(each.fd < 0 for each in PlayedCollector.made)
 
 
 def fired(events: list[object]) -> list[Finding]:
@@ -160,13 +124,13 @@ def fired(events: list[object]) -> list[Finding]:
 def test_a_spin_is_found_by_looks_that_nobody_takes_before_half_of_its_time(play: Any) -> None:
     played = play(spin=600.0)
     assert played.after(299.0, busy=1.0) == []
-    assert Collector.made == []
+    assert PlayedCollector.made == []
     found = played.after(331.0, busy=1.0)
     (finding,) = fired(found)
     assert isinstance(finding, Spinning)
     assert finding.seconds >= 600.0
-    assert len(Collector.made) == finding.looks > 10
-    assert all(each.glance for each in Collector.made)
+    assert len(PlayedCollector.made) == finding.looks > 10
+    assert all(each.written is None for each in PlayedCollector.made)
 
 
 def test_the_stacks_that_workers_write_for_a_look_are_no_output_and_no_io(
@@ -174,24 +138,24 @@ def test_the_stacks_that_workers_write_for_a_look_are_no_output_and_no_io(
 ) -> None:
     played = play(spin=600.0)
 
-    def result(self: Collector) -> tuple[RankStack, ...]:
+    def result(self: PlayedCollector) -> tuple[RankStack, ...]:
         played.written += 50_000
         used = played.used
         played.used = used._replace(io=used.io + 50_000, written=used.written + 50_000)
-        return tuple(RankStack(rank, frames=HERE) for rank in self.workers)
+        return tuple(RankStack(rank, frames=self.frames) for rank in self.workers)
 
-    monkeypatch.setattr(Collector, "result", result)
+    monkeypatch.setattr(PlayedCollector, "result", result)
     assert len(fired(played.after(631.0, busy=1.0))) == 1
 
 
 def test_time_in_which_the_whole_machine_stood_still_does_not_count(play: Any) -> None:
     played = play(spin=600.0)
     assert played.after(590.0, busy=1.0) == []
-    looks = len(Collector.made)
+    looks = len(PlayedCollector.made)
     assert looks
     played.clock.advance(10_000.0)
     assert played.after(290.0, busy=1.0) == []
-    assert len(Collector.made) == looks
+    assert len(PlayedCollector.made) == looks
     assert len(fired(played.after(341.0, busy=1.0))) == 1
 
 
@@ -202,9 +166,9 @@ def test_what_is_reported_is_said_once_and_nobody_wakes_up_for_it_again(play: An
     found = fired(played.after(1000.0, busy=1.0))
     names = [type(finding).__name__ for finding in found]
     assert names == ["OverMemory", "TimedOut", "Spinning", "Silent"]
-    looks, made = played.looks, len(Collector.made)
+    looks, made = played.looks, len(PlayedCollector.made)
     assert played.after(10**6, busy=1.0) == []
-    assert (played.looks, len(Collector.made)) == (looks, made)
+    assert (played.looks, len(PlayedCollector.made)) == (looks, made)
     # the next attempt is watched anew
     played.begin()
     found = fired(played.after(1000.0, busy=1.0))
@@ -215,7 +179,7 @@ def test_a_stall_that_was_reported_is_not_reported_as_a_spin_again(play: Any) ->
     played = play(stall=600.0, spin=600.0, report=frozenset({"stall", "spin"}))
     (finding,) = fired(played.after(3000.0))
     assert isinstance(finding, Stalled)
-    assert Collector.made == []
+    assert PlayedCollector.made == []
     # but what comes after they have moved is
     played.used = played.used._replace(io=10**9)
     (finding,) = fired(played.after(700.0, busy=1.0))
@@ -226,15 +190,15 @@ def test_who_asks_for_stacks_does_not_wait_for_a_look(
     play: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played = play(spin=600.0)
-    monkeypatch.setattr(Collector, "done", False)
+    monkeypatch.setattr(PlayedCollector, "done", False)
     assert played.after(300.0, busy=1.0) == []
-    (look,) = Collector.made
+    (look,) = PlayedCollector.made
     assert look in played.driver.files()
     assert look.fd >= 0
-    monkeypatch.setattr(Collector, "done", True)
+    monkeypatch.setattr(PlayedCollector, "done", True)
     played.driver.take_stacks(frozenset({0, 1}), Asked(3))
     assert look.fd < 0
-    assert not Collector.made[-1].glance
+    assert PlayedCollector.made[-1].written is not None
     assert [type(each) for each in played.driver.events(healthy=True)] == [StacksTaken]
     # and the looks go on
     assert len(fired(played.after(340.0, busy=1.0))) == 1

@@ -296,6 +296,3 @@ def ended(job: int, state: str = "succeeded", why: str = "", value: object = Non
     code = 0 if state == "succeeded" else 3
     text = None if value is None else json.dumps(value)
     return EndedRecord(job, 0, Result(state, code, why, 2.0, text))
-
-
-# Failures

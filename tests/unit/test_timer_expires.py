@@ -119,22 +119,6 @@ def test_a_client_can_be_taken_back(client: Recorder, monkeypatch: pytest.Monkey
     assert client.calls == both("work")
 
 
-def test_a_scope_that_is_held_gets_a_name_of_its_own(client: Recorder) -> None:
-    def recurse(depth: int) -> None:
-        with deadline(5, "work"):
-            if depth > 1:
-                recurse(depth - 1)
-
-    recurse(3)
-    names = ["work", "work (2)", "work (3)"]
-    assert client.calls == [("acquire", name) for name in names] + [
-        ("release", name) for name in reversed(names)
-    ]
-    with deadline(5, "work"):
-        pass
-    assert client.calls[-2:] == both("work")
-
-
 def test_tasks_do_not_share_a_timer_nor_run_up_the_numbers(client: Recorder) -> None:
     async def work(step: int) -> None:
         async with deadline(5, "work"):

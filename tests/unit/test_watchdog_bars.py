@@ -211,17 +211,6 @@ def test_no_output_makes_the_parser_fail(data: bytes, cut: int) -> None:
     assert_cut_anywhere_the_same(data, [min(cut, len(data))])
 
 
-def test_what_was_redrawn_last_is_known_before_it_has_ended() -> None:
-    parser = OutputParser()
-    found = parser.feed(b"\r 10%|#  | 1/10 [00:00<00:09,  1.00it/s]\r 20%|## | 2/10 [00:02<00:08, ")
-    assert [each.step for each in found if isinstance(each, Shown)] == [1.0]
-    assert parser.pending() is None
-    parser.feed(b" 1.00it/s]")
-    pending = parser.pending()
-    assert pending is not None
-    assert pending.step == 2.0
-
-
 def test_a_line_without_an_end_takes_no_memory() -> None:
     parser = OutputParser()
     for _ in range(100):
