@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from lllaunch.config.kinds import PRESETS, WATCHDOG, written_policy
-from lllaunch.launch_settings import LAUNCH_FIELDS, SETTINGS
+from lllaunch.spec import LAUNCH_FIELDS, SETTINGS
 
 PAGE = Path(__file__).parent / "reference" / "config.md"
 OF_SWEEPS = PAGE.with_name("sweep-config.md")

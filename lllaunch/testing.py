@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from lllaunch.clock import now_ns
 from lllaunch.events import Exited, OrphansGone, SpawnerEvent, SpawnerGone, Started, StartFailed
@@ -17,6 +17,8 @@ from lllaunch.linux import proc
 from lllaunch.spawner.protocol import Target
 
 __all__ = ["FakeClock", "FakeSpawner", "leaked_fds", "live_descendants", "open_fds"]
+
+T = TypeVar("T")
 
 _PAUSE_SECONDS = 0.02
 
@@ -151,12 +153,7 @@ def live_descendants(
 
     It waits ``settle`` seconds for them to end; ``but`` are ignored.
     """
-    deadline = time.monotonic() + settle
-    while True:
-        found = [each for each in proc.descendants(pid) if each.pid not in but]
-        if not found or time.monotonic() >= deadline:
-            return found
-        time.sleep(_PAUSE_SECONDS)
+    return _settled(lambda: [each for each in proc.descendants(pid) if each.pid not in but], settle)
 
 
 def open_fds() -> dict[int, str]:
@@ -176,9 +173,13 @@ def leaked_fds(before: Mapping[int, str], settle: float = 1.0) -> dict[int, str]
 
     ``before`` is from `open_fds`; another thread may take ``settle`` seconds to close some.
     """
+    return _settled(
+        lambda: {fd: what for fd, what in open_fds().items() if before.get(fd) != what}, settle
+    )
+
+
+def _settled(look: Callable[[], T], settle: float) -> T:
     deadline = time.monotonic() + settle
-    while True:
-        leaked = {fd: what for fd, what in open_fds().items() if before.get(fd) != what}
-        if not leaked or time.monotonic() >= deadline:
-            return leaked
-        time.sleep(0.005)
+    while (found := look()) and time.monotonic() < deadline:
+        time.sleep(_PAUSE_SECONDS)
+    return found

@@ -464,7 +464,7 @@ def help_text() -> str:
     """Return what ``--help`` prints below the usage: commands, options and settings."""
     import textwrap  # noqa: PLC0415 - of --help only
 
-    from lllaunch.launch_settings import KEYS  # noqa: PLC0415 - the same
+    from lllaunch.spec import KEYS  # noqa: PLC0415 - the same
 
     options = {
         f"--{name}{' X' if each.takes_value else ''}": "; ".join(filter(None, each[:2]))

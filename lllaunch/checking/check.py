@@ -48,11 +48,11 @@ from lllaunch.config.tree import dotted, leaf_items, parts_of
 from lllaunch.documents import Change, differences, text_lines
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError
 from lllaunch.hydra_compat import HydraMessage
-from lllaunch.launch_settings import KEYS
 from lllaunch.review.allow import check
 from lllaunch.review.lock import Lock, read_lock, sweep_plan
 from lllaunch.review.paths import PlanRefused, locks_all, tree_top
 from lllaunch.secret_names import redactor
+from lllaunch.spec import KEYS
 from lllaunch.text import shorten
 
 if TYPE_CHECKING:

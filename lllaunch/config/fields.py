@@ -25,8 +25,7 @@ from lllaunch.config.tree import (
     written_key,
 )
 from lllaunch.errors import Code, ConfigError, Diagnostic, Unfit
-from lllaunch.launch_settings import KEYS, PER_WORKER
-from lllaunch.spec import WORKER_NAMES, names_in
+from lllaunch.spec import KEYS, PER_WORKER, WORKER_NAMES, names_in
 from lllaunch.text import shorten
 
 

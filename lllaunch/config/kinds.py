@@ -432,4 +432,4 @@ KINDS: Mapping[str, Kind] = {
     "Texts": Kind(partial(read_each, read=read_text), list, whole=True),
     "Watchdog": Kind(_read_watchdog, written_policy, whole=True),
 }
-"""By the names that `lllaunch.launch_settings` has for them; the others have code of their own."""
+"""By the names that `lllaunch.spec` has for them; the others have code of their own."""

@@ -36,12 +36,12 @@ from lllaunch.config.kinds import Kind, Node
 from lllaunch.config.tree import Tree, conceal, has_secrets, reveal
 from lllaunch.config.values import format_duration, parse_duration
 from lllaunch.errors import Unfit
-from lllaunch.launch_settings import Launch
 from lllaunch.spec import (
     RDZV_BACKENDS,
     Detected,
     Discreet,
     Entrypoint,
+    Launch,
     Nodes,
     Path,
     RdzvBackend,

@@ -21,8 +21,7 @@ from lllaunch.config.tree import conceal
 from lllaunch.config.values import write_mask
 from lllaunch.documents import differences, text_lines
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
-from lllaunch.launch_settings import ABSENT, PLANNED, SETTINGS
-from lllaunch.spec import LaunchSpec, rank_key
+from lllaunch.spec import ABSENT, PLANNED, SETTINGS, LaunchSpec, rank_key
 from lllaunch.sweep.fingerprint import aliases, identity
 
 _FLOAT = re.compile(r"[-+]?(?:\d[\d_]*\.?[\d_]*|\.[\d_]+)(?:[eE][-+]?\d+)?$")

@@ -54,9 +54,20 @@ from lllaunch.config.values import (
     parse_ranks,
 )
 from lllaunch.errors import Unfit
-from lllaunch.launch_settings import KEYS, LAUNCH_FIELDS, SETTINGS
 from lllaunch.spawner.interpreter import is_of_contract
-from lllaunch.spec import THREADS, LaunchSpec, Nodes, Path, Preflight, Std, names_in, rank_key
+from lllaunch.spec import (
+    KEYS,
+    LAUNCH_FIELDS,
+    SETTINGS,
+    THREADS,
+    LaunchSpec,
+    Nodes,
+    Path,
+    Preflight,
+    Std,
+    names_in,
+    rank_key,
+)
 from lllaunch.text import write_range
 
 if TYPE_CHECKING:

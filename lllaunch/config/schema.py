@@ -1,6 +1,6 @@
 """The nodes ``launch`` and ``hydra.launcher`` as Hydra has them, and words that others would use.
 
-The table of settings is in `lllaunch.launch_settings`. Types are checked in
+The table of settings is in `lllaunch.spec`. Types are checked in
 `lllaunch.config.resolve` and `lllaunch.config.sweep`, all together: for Hydra the nodes are untyped
 mappings, since at a typed one Hydra itself would stop at the first mistake, with a message of its
 own. They take any key, so that mappings can be extended on a command line.
@@ -16,7 +16,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from lllaunch.launch_settings import KEYS, LAUNCH_FIELDS, SETTINGS
+from lllaunch.spec import KEYS, LAUNCH_FIELDS, SETTINGS
 
 # What torchrun and submitit call them.
 SYNONYMS = {

@@ -27,8 +27,7 @@ from lllaunch.config.schema import SYNONYMS as LAUNCH_SYNONYMS
 from lllaunch.config.tree import BROKEN, Tree, reveal
 from lllaunch.config.values import parse_duration
 from lllaunch.errors import Unfit
-from lllaunch.launch_settings import LAUNCH_FIELDS
-from lllaunch.spec import ConsolePolicy, Snapshots
+from lllaunch.spec import LAUNCH_FIELDS, ConsolePolicy, Snapshots
 from lllaunch.sweep.objective import DIRECTIONS, Direction
 from lllaunch.sweep.schedule import Retries, SweepPolicy
 

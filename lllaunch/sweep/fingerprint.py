@@ -19,10 +19,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from lllaunch import launch_settings
+from lllaunch import spec
 
 # what it runs on beside: they stood in the node once
-NEUTRAL = launch_settings.NEUTRAL | {"pin_cpus", "cluster"}
+NEUTRAL = spec.NEUTRAL | {"pin_cpus", "cluster"}
 """Keys of the launch node that do not change a job's outcome."""
 
 CONFIG_LIMIT = 256 * 1024

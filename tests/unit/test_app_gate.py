@@ -17,7 +17,7 @@ from lllaunch.app.compose import Composition, ConfigRequest
 from lllaunch.app.gate import asks_for_lock
 from lllaunch.app.planning import as_written, job_name
 from lllaunch.config.plan import portable_plan
-from lllaunch.launch_settings import KEYS
+from lllaunch.spec import KEYS
 from lllaunch.verbs import plan
 
 # Leaves a file behind when it is imported, and when it is called.

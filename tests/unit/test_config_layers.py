@@ -14,8 +14,7 @@ from lllaunch.config.nodes import HostContext
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import DEFAULT_PRESET, launcher_node, schema_node
 from lllaunch.errors import ConfigError
-from lllaunch.launch_settings import LAUNCH_FIELDS
-from lllaunch.spec import LaunchSpec, RestartPolicy, WatchdogPolicy
+from lllaunch.spec import LAUNCH_FIELDS, LaunchSpec, RestartPolicy, WatchdogPolicy
 
 HERE = str(Path(__file__).parent)
 

@@ -13,7 +13,7 @@ from lllaunch.config.read import Reader, register_resolvers
 from lllaunch.config.resolve import resolve
 from lllaunch.config.tree import BROKEN, conceal, reveal
 from lllaunch.errors import ConfigError
-from lllaunch.launch_settings import KEYS
+from lllaunch.spec import KEYS
 from tests.unit.launch_nodes import plan_text
 
 SECRET = "hf_do_not_show_this"

@@ -15,8 +15,7 @@ from lllaunch.config.nodes import HostContext
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import launcher_node
 from lllaunch.config.sweep import SWEEP, SweepSettings, sweep_settings
-from lllaunch.launch_settings import KEYS
-from lllaunch.spec import RESTART_CAUSES, WORKER_NAMES, Resources
+from lllaunch.spec import KEYS, RESTART_CAUSES, WORKER_NAMES, Resources
 from lllaunch.sweep.pool import need_of
 
 ROOT = Path(__file__).parents[2]

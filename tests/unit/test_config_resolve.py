@@ -13,8 +13,7 @@ from lllaunch.config.nodes import HostContext
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import DEFAULT_PRESET, SYNONYMS, schema_node
 from lllaunch.errors import ConfigError
-from lllaunch.launch_settings import KEYS
-from lllaunch.spec import Entrypoint, LaunchSpec, Std
+from lllaunch.spec import KEYS, Entrypoint, LaunchSpec, Std
 from tests.unit.launch_nodes import mistakes
 
 HERE = str(Path(__file__).parent)

@@ -16,8 +16,7 @@ from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import launcher_node
 from lllaunch.config.sweep import SWEEP, SweepSettings, sweep_settings
 from lllaunch.errors import ConfigError
-from lllaunch.launch_settings import KEYS, LAUNCH_FIELDS
-from lllaunch.spec import RESTART_CAUSES, Cluster, LaunchSpec
+from lllaunch.spec import KEYS, LAUNCH_FIELDS, RESTART_CAUSES, Cluster, LaunchSpec
 from lllaunch.sweep.schedule import Retries, SweepPolicy
 from tests.unit.launch_nodes import mistakes
 

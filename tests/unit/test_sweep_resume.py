@@ -16,7 +16,7 @@ from msgspec import structs
 
 from lllaunch.documents import differences
 from lllaunch.errors import ConfigError
-from lllaunch.launch_settings import PLANNED
+from lllaunch.spec import PLANNED
 from lllaunch.sweep.fingerprint import (
     NEUTRAL,
     job_config,
