@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from itertools import chain
+from itertools import chain, groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -73,22 +74,19 @@ class RunNodes(NodeGroup):
         self._root = os.path.dirname(directory.path)
         self._observer = observer
         self._own_token = secrets.token_hex(8)
-        if spec.nodes.node_rank == 0:
-            self._make_root(directory)
+        if spec.nodes.node_rank != 0:
+            return
+        # the run's directory looks like that of any run: it leads to what node 0 writes
+        forget_result(self._root)
+        write_atomic(self.file(NODES_FILE), self._own_token.encode())
+        for name in (LOCK_NAME, EVENTS, PLAN, "latest", ".hydra"):
+            # what Hydra writes is elsewhere if launch.log_dir is set
+            if name != ".hydra" or os.path.isdir(directory.file(name)):
+                link_atomic(self.file(name), os.path.join(os.path.basename(directory.path), name))
 
     def file(self, name: str) -> str:
         """Return the path of a file of the run as a whole."""
         return os.path.join(self._root, name)
-
-    def _make_root(self, directory: RunDirectory) -> None:
-        """Let the run's directory look like that of any run: it leads to what node 0 writes."""
-        forget_result(self._root)
-        write_atomic(self.file(NODES_FILE), self._own_token.encode())
-        own = os.path.basename(directory.path)
-        for name in (LOCK_NAME, EVENTS, PLAN, "latest", ".hydra"):
-            # what Hydra writes is elsewhere if launch.log_dir is set
-            if name != ".hydra" or os.path.isdir(directory.file(name)):
-                link_atomic(self.file(name), os.path.join(own, name))
 
     def say(self, text: str) -> None:
         """Show a line to people."""
@@ -184,13 +182,12 @@ def merged(
                 node = replace(node, state=part.state, exit_code=part.exit_code)
         nodes.append(node)
     attempts = _merged_attempts(outcomes) or own.attempts
-    last = attempts[-1] if attempts else None
-    causes = (each.root_cause for each in deciding)
-    number = None if last is None else last.number
     # whom a signal ended here needs no other to say so
     cause = own.root_cause
     if own.signum is None:
-        cause = _first(each for each in causes if each and number in (None, each.attempt))
+        causes = (each.root_cause for each in deciding)
+        numbers = {each.number for each in attempts[-1:]}
+        cause = _first(each for each in causes if each and {each.attempt} >= numbers)
     best = next((each for each in deciding if each.root_cause is cause), own)
     return replace(
         own,
@@ -200,9 +197,7 @@ def merged(
         attempts=attempts,
         root_cause=cause,
         excerpt=best.excerpt,
-        return_values={
-            rank: value for each in deciding for rank, value in each.return_values.items()
-        },
+        return_values=dict(chain.from_iterable(o.return_values.items() for o in deciding)),
         nodes=tuple(nodes),
     )
 
@@ -245,11 +240,10 @@ def _first(causes: Iterable[RootCause | None]) -> RootCause | None:
 
 
 def _merged_attempts(outcomes: Sequence[RunResult]) -> tuple[AttemptResult, ...]:
-    by_number: dict[int, list[AttemptResult]] = {}
-    for attempt in chain.from_iterable(outcome.attempts for outcome in outcomes):
-        by_number.setdefault(attempt.number, []).append(attempt)
+    each = sorted(chain.from_iterable(o.attempts for o in outcomes), key=attrgetter("number"))
     found = []
-    for _, parts in sorted(by_number.items()):
+    for _, group in groupby(each, key=attrgetter("number")):
+        parts = list(group)
         states = {part.state for part in parts}
         worst: Any = next((s for s in ("failed", "stopped") if s in states), "succeeded")
         workers = chain.from_iterable(part.workers for part in parts)
@@ -259,7 +253,7 @@ def _merged_attempts(outcomes: Sequence[RunResult]) -> tuple[AttemptResult, ...]
                 state=worst,
                 started_ns=min(part.started_ns for part in parts),
                 ended_ns=max(part.ended_ns for part in parts),
-                workers=tuple(sorted(workers, key=lambda worker: worker.rank)),
+                workers=tuple(sorted(workers, key=attrgetter("rank"))),
                 root_cause=_first(part.root_cause for part in parts),
                 leftovers=tuple(chain.from_iterable(part.leftovers for part in parts)),
             )
