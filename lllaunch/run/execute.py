@@ -268,14 +268,30 @@ class Run:
     ) -> RunResult:
         """Completes the outcome and writes result.json."""
         from lllaunch.run.excerpts import complete  # noqa: PLC0415 - as above
-        from lllaunch.run.judge import result_of  # noqa: PLC0415 - as above
+        from lllaunch.run.judge import judge_attempt, summarize  # noqa: PLC0415 - as above
 
-        outcome = result_of(observer, self.spec, self.plan_hash, self._started_ns, signum)
-        outcome = replace(
-            complete(outcome, failure, self.redact),
+        spec, records, interrupted = self.spec, observer.records(), signum is not None
+        attempts = [judge_attempt(record) for record in records[:-1]]
+        attempts += [judge_attempt(record, interrupted=interrupted) for record in records[-1:]]
+        outcome = summarize(
+            attempts,
+            directory=spec.directory,
+            # where it comes from the environment, from where
+            run_id=str(spec.sources.get(("run_id",), spec.run_id)),
+            plan_hash=self.plan_hash,
+            started_ns=self._started_ns,
+            ended_ns=now_ns(),
+            signum=signum,
+            reason=observer.reason,
+            limit=observer.limit,
+            no_progress=observer.no_progress,
+            importing=spec.imports if interrupted and observer.is_importing else (),
+            look=observer.look,
+            detected=spec.detected,
             host=host_facts(self._memory),
             build=None if self.build is None else self.build(),
         )
+        outcome = complete(outcome, failure, self.redact)
         outcome = self._write(outcome, directory.file(RESULT))
         if self.nodes is None:
             return outcome

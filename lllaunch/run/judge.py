@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec.structs import replace
 
-from lllaunch.clock import now_ns
 from lllaunch.documents import signal_name
 from lllaunch.errors import ExitCode, for_signal
 from lllaunch.events import Exited, StartFailed
@@ -62,9 +61,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from lllaunch.linux.cgroup import Memory
-    from lllaunch.run.observer import AttemptRecord, RunObserver
+    from lllaunch.run.observer import AttemptRecord
     from lllaunch.run.result import AnyWorker, Cause
-    from lllaunch.spec import LaunchSpec
     from lllaunch.supervisor.machine import GroupStacks, NoProgress, Reason
     from lllaunch.watchdog.evidence import Blame, Disagreement, RankTrace
     from lllaunch.watchdog.findings import Finding
@@ -243,39 +241,6 @@ def summarize(
         limit=limit if reason == "timeout" and not ended_for_limit else None,
         no_progress=no_progress,
         **more,
-    )
-
-
-def result_of(
-    observer: RunObserver,
-    spec: LaunchSpec,
-    plan_hash: str,
-    started_ns: int,
-    signum: int | None,
-) -> RunResult:
-    """Return what became of a run that ends now, as far as anything was seen of it.
-
-    ``signum`` is the signal to the launcher that ended it, or None.
-    """
-    records = observer.records()
-    interrupted = signum is not None
-    attempts = [judge_attempt(record) for record in records[:-1]]
-    attempts += [judge_attempt(record, interrupted=interrupted) for record in records[-1:]]
-    return summarize(
-        attempts,
-        directory=spec.directory,
-        # where it comes from the environment, from where
-        run_id=str(spec.sources.get(("run_id",), spec.run_id)),
-        plan_hash=plan_hash,
-        started_ns=started_ns,
-        ended_ns=now_ns(),
-        signum=signum,
-        reason=observer.reason,
-        limit=observer.limit,
-        no_progress=observer.no_progress,
-        importing=spec.imports if interrupted and observer.is_importing else (),
-        look=observer.look,
-        detected=spec.detected,
     )
 
 
