@@ -13,9 +13,8 @@ import json
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from signal import Signals
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, Self
 
@@ -100,16 +99,13 @@ class Submission(Record, frozen=True, tag=True):
 
 def read_submission(directory: str) -> Submission | None:
     """Return what was submitted from a directory; None if nothing was."""
-    for line in chain(reversed(_lines(directory)), _former(directory)):
+    # where the version before has it
+    former = (read_text(os.path.join(directory, _FORMER)) or "").encode()
+    for line in (*reversed(_lines(directory)), former):
         with contextlib.suppress(ValueError, RecursionError):
             # names of files need not be Unicode
             return as_record(json.loads(line), Submission)
     return None
-
-
-def _former(directory: str) -> Iterator[bytes]:
-    """Yield what was submitted where the version before has it."""
-    yield (read_text(os.path.join(directory, _FORMER)) or "").encode()
 
 
 def forget_submission(directory: str) -> None:
