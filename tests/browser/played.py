@@ -83,12 +83,7 @@ hydra: {launcher: {direction: minimize}}
 
 
 class Played(NamedTuple):
-    """Something that ran, and its page.
-
-    Attributes:
-        directory: what it left.
-        page: of that.
-    """
+    """Something that ran, and its page."""
 
     directory: Path
     page: Path
@@ -137,12 +132,7 @@ _MADE: dict[str, Callable[[Project], None]] = dict(
 
 
 def play(name: str, root: Path) -> Played:
-    """Make one of `NAMES` and its page, unless that has been done.
-
-    Args:
-        name: what is made.
-        root: a directory that all who ask have in common.
-    """
+    """Make one of `NAMES` and its page, unless that has been done."""
     place = root / f"played {name}"
     page = place / "page.html"
     with _alone(root / f"{name}.lock"):

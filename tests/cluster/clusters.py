@@ -76,13 +76,7 @@ class Node(Running):
 
 
 class Cluster:
-    """Launchers on the machines of a network.
-
-    Args:
-        network: the machines.
-        root: working directory of all launchers, or of one each below it.
-        shared: whether all have the same working directory.
-    """
+    """Launchers on the machines of a network."""
 
     def __init__(self, network: Network, root: Path, *, shared: bool = True) -> None:
         self.network = network

@@ -52,11 +52,7 @@ def what_is_missing() -> str:
 
 
 class Network:
-    """Some machines that reach each other, by their numbers from 0.
-
-    Args:
-        size: how many.
-    """
+    """Some machines that reach each other, by their numbers from 0."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -97,11 +97,7 @@ def what_is_missing() -> str:
 
 
 class Slurm:
-    """A cluster: ``node0`` and so on, and ``login``, where the commands are given.
-
-    Args:
-        network: what it runs on, one machine more than it has nodes.
-    """
+    """A cluster: ``node0`` and so on, and ``login``, where the commands are given."""
 
     nodes = NODES
 

@@ -23,11 +23,7 @@ SEED = os.environ.get("FAULTS_SEED") or secrets.token_hex(4)
 
 
 class Chance:
-    """What happens to the nodes of a cluster.
-
-    Attributes:
-        hit: numbers of the nodes that something was done to: what they say is their own affair.
-    """
+    """What happens to the nodes of a cluster; how those end that were `hit` is their own affair."""
 
     def __init__(self, cluster: Cluster, dice: random.Random) -> None:
         self.cluster, self.dice = cluster, dice

@@ -49,13 +49,7 @@ if "fails" in sys.argv:
 
 
 class Run:
-    """A run that goes to Slurm, from a project of its own, and what is known of it.
-
-    Args:
-        directory: the project's; the run's is ``run`` in it.
-        launch: the ``launch`` node, apart from ``entrypoint: work.py``.
-        script: what ``work.py`` is; empty if it is there.
-    """
+    """A run that goes to Slurm, from a project of its own, and what is known of it."""
 
     def __init__(
         self,

@@ -75,12 +75,7 @@ cluster: {mem_gb: 0.1, timeout_min: 5, detach: false, snapshot: none}
 
 
 class Sweeps(SweepProject):
-    """A project whose sweeps go to Slurm, and what is known of them.
-
-    Args:
-        slurm: where their jobs go.
-        root: the project's directory.
-    """
+    """A project whose sweeps go to Slurm, and what is known of them."""
 
     def __init__(self, slurm: Slurm, root: Path) -> None:
         super().__init__(root, gpus=0)

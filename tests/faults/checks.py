@@ -25,14 +25,7 @@ _SLACK = 2_000_000_000
 
 
 class Worker(NamedTuple):
-    """What the ledger tells of a worker.
-
-    Attributes:
-        log: the file that its standard output goes to.
-        code: the status that it was about to end with; None if it never came so far.
-        ended: when it wrote that, nanoseconds since the epoch; 0 if it did not.
-        refused: a write to a stream failed.
-    """
+    """What the ledger tells of a worker; of one that was killed no ``code``, and ``ended`` is 0."""
 
     key: str
     pid: int

@@ -27,13 +27,7 @@ _LIFE_SECONDS = 300.0
 
 
 def pieces(act: dict[str, Any], key: str, stream: str) -> list[bytes]:
-    """What a worker writes to a stream, write by write.
-
-    Args:
-        act: of `scenarios.Act`.
-        key: says whose lines they are, the same in no other worker.
-        stream: ``out`` or ``err``.
-    """
+    """What a worker writes to a stream, write by write."""
     mark = "@" if stream == "out" else "%"
     written = []
     count = act["lines"] if stream == "out" else act["errors"]
@@ -77,11 +71,7 @@ class Ledger:
 
 
 class Worker:
-    """One worker.
-
-    Args:
-        job: what the command line says whose worker this is: a job's number, or a launcher's name.
-    """
+    """One worker."""
 
     def __init__(self, job: str) -> None:
         directory = os.environ[LEDGER]

@@ -659,13 +659,7 @@ def finished(sweep: Path) -> tuple[int, ...]:
 
 
 def damaged(journal: bytes, how: str, where: float) -> bytes:
-    """Return a journal with damage.
-
-    Args:
-        journal: lines of JSON.
-        how: of `scenarios.DAMAGES`.
-        where: between 0 and 1, from its beginning to its end.
-    """
+    """Return a journal with damage."""
     lines = journal.splitlines(keepends=True)
     at, which = int(where * len(journal)), int(where * len(lines))
     torn = len(journal) - 1 - at % max(1, len(lines[-1]) - 1)

@@ -88,6 +88,7 @@ def test_no_finished_job_is_lost_however_often_the_launcher_is_killed(
         assert project.result(x)["return_values"]["0"]["value"] == job["return_value"] == x * x
 
 
+@pytest.mark.smoke
 def test_a_resume_runs_what_is_new_and_what_has_failed(project: SweepProject) -> None:
     project.write("work.py", QUICK.replace("return", "assert x != 2\n    return"))
     assert project.run("+exp=quick", "x=1,2").code == 6
@@ -159,29 +160,6 @@ def test_an_app_of_ones_own_names_the_directory_twice(project: SweepProject) -> 
     ended = project.run(ours, "+x=1,2,3", RESUME, python=own)
     assert ended.code == 0, ended.err
     assert starts(project) == {1: 1, 2: 1, 3: 1}
-
-
-PICKY = """
-import pathlib
-
-def go(x):
-    if x == 2 and not pathlib.Path("mended").exists():
-        raise ValueError(x)
-"""
-
-
-@pytest.mark.smoke
-def test_a_resume_is_told_the_directory_and_no_more(project: SweepProject) -> None:
-    project.write("work.py", PICKY)
-    ended = project.run("+exp=quick", "x=1,2,3", "hydra.launcher.max_parallel=1")
-    assert ended.code == 6
-    assert "to run the rest: python -m lllaunch -m hydra.launcher.resume=sweep" in ended.err
-    (project.root / "mended").touch()
-    python = ("-m", "lllaunch", "-m", RESUME)
-    ended = project.run(python=python)
-    assert ended.code == 0, ended.err
-    assert project.states() == {0: "succeeded", 1: "succeeded", 2: "succeeded"}
-    assert project.tries() == {0: 1, 1: 2, 2: 1}
 
 
 def test_a_sweep_that_runs_is_not_resumed(project: SweepProject) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -11,13 +10,10 @@ from typing import Any
 import pytest
 from support.launching import Finished, launch
 
-from lllaunch.results.store import ListEntry, plain
 from lllaunch.spawner.protocol import Channel, connected
 from lllaunch.sweep import processes
 from lllaunch.sweep.processes import JobProcess
 from lllaunch.sweep.protocol import JobProgressed
-from lllaunch.verbs.ls import list_rows
-from lllaunch.watchdog.progress import Progress
 
 WATCHDOG, FAILED = 4, 3
 
@@ -140,30 +136,6 @@ def test_nan_ends_a_run_that_is_watched_for_progress(tmp_path: Path) -> None:
     assert (cause["type"], cause["step"], cause["exact"]) == ("NotFinite", 5, True)
     assert ended.result["root_cause"]["rank"] == 0
     assert "rank 0 (attempt 0) says that loss is nan since step 5" in ended.err
-
-
-def test_a_live_run_is_listed_with_its_step_and_one_of_before_is_not_taken_for_it(
-    tmp_path: Path,
-) -> None:
-    line: Any = {"time": 1000.0, "attempt": 0, "ranks": {"0": {"step": 3}, "1": {"cpu": 1}}}
-    line["ranks"]["2"] = {"step": 7, "total": 9, "eta": 60, "metrics": {"loss": "nan", "lr": 0.1}}
-    (tmp_path / "samples.jsonl").write_text(json.dumps(line) + "\n")
-
-    os.utime(tmp_path / "samples.jsonl", (1000, 1000))
-
-    def entry(state: str = "running", started: int = 999) -> ListEntry:
-        (tmp_path / "plan.yaml").touch()
-        os.utime(tmp_path / "plan.yaml", (started, started))
-        return ListEntry("run", str(tmp_path), state, started_ns=started * 10**9)
-
-    assert entry().progress == Progress(7.0, 9.0, eta=60.0, metrics={"lr": 0.1})
-    assert entry(started=1001).progress is None
-    assert entry("failed").progress is None
-    assert plain(entry(), "run")["progress"]["step"] == 7.0
-    titles, row = ("".join(span.text for span in each) for each in list_rows([entry()], "/", 0))
-    assert {"step", "left"} <= set(titles.split())
-    assert "7/9" in row
-    assert "1 min" in row
 
 
 def test_a_job_tells_its_sweep_how_far_it_is_and_waits_for_nobody() -> None:

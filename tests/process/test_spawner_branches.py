@@ -151,21 +151,6 @@ def test_the_end_of_a_spawner_is_that_of_all_it_had_started(
     assert gone(warm.pid) == (whose != "of a branch")
 
 
-def test_a_job_whose_workers_need_other_variables_gets_a_spawner_of_its_own(
-    warm: Spawner, tmp_path: Path
-) -> None:
-    def work(spawner: Spawner) -> int:
-        before = spawner.pid
-        spawner.configure(environ(), str(tmp_path), ["slow_to_import"])
-        if spawner.pid != before:
-            return 1
-        spawner.configure({**environ(), "OMP_NUM_THREADS": "3"}, str(tmp_path), ["slow_to_import"])
-        return 2 if spawner.pid == before else run(spawner, tmp_path, "work.py", "other")
-
-    assert status(job(warm, work)) == 0
-    assert len(text_of(tmp_path / "imports").split()) == 2
-
-
 def test_a_branch_of_a_dead_spawner_is_an_error(warm: Spawner, tmp_path: Path) -> None:
     assert run(warm, tmp_path, "work.py", "first") == 0
     os.kill(warm.pid, signal.SIGKILL)

@@ -37,13 +37,7 @@ def find_browser() -> str | None:
 
 @dataclass
 class Window:
-    """A page that is open, and all that went wrong in it since.
-
-    Attributes:
-        page: playwright's.
-        faults: errors and warnings of the console, what its content security policy refused,
-            exceptions of its scripts, requests for anything but the page itself.
-    """
+    """A page that is open, and all that went wrong in it since."""
 
     page: Page
     faults: list[str] = field(default_factory=list)
@@ -103,12 +97,7 @@ class Browsing:
         return window
 
     def visit(self, server: str, path: str) -> Page:
-        """A page of a server of this machine; nothing but that can be reached from it.
-
-        Args:
-            server: where it is, such as ``http://127.0.0.1:1234``.
-            path: of the page.
-        """
+        """A page of a server of this machine; nothing but that can be reached from it."""
         context = self._browser.new_context(service_workers="block")
         self._contexts.append(context)
         context.set_default_timeout(_MILLISECONDS)
@@ -194,30 +183,6 @@ def unseen(window: Window) -> list[str]:
     ).map((one) => one.textContent.trim().slice(0, 60))"""
     found: list[str] = window.ask(script)
     return found
-
-
-def nameless_pictures(window: Window) -> list[str]:
-    """Pictures that say nothing to who does not see them."""
-    script = """() => [...document.querySelectorAll("img, svg")].filter((one) => {
-      if (one.closest("[aria-hidden=true]") || one.parentElement.closest("svg")) return false;
-      if (one.tagName === "IMG") return !one.hasAttribute("alt");
-      const says = (name) => one.querySelector(":scope > " + name)?.textContent.trim();
-      return one.getAttribute("role") !== "img" || !says("title") || !says("desc");
-    }).map((one) => one.outerHTML.slice(0, 120))"""
-    found: list[str] = window.ask(script)
-    return found
-
-
-def luminance(window: Window) -> float:
-    """How light a page's ground is, 0 black to 1 white."""
-    script = """() => {
-      const own = (one) => getComputedStyle(one).backgroundColor;
-      const clear = "rgba(0, 0, 0, 0)";
-      return own(document.body) === clear ? own(document.documentElement) : own(document.body);
-    }"""
-    numbers = window.ask(script)[:-1].split("(")[1].replace(",", " ").split()
-    red, green, blue = (float(one) / 255 for one in numbers[:3])
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 class Shown(NamedTuple):

@@ -12,16 +12,7 @@ from lllaunch.workers.group import start_processes
 
 
 class TargetContext(PContext):
-    """Processes of programs, scripts and modules, that are waited for.
-
-    Args:
-        name: as for `PContext`.
-        targets: what each local rank runs.
-        envs: variables per local rank.
-        logs_specs: as for `PContext`.
-        handle_signals: as for `PContext`.
-        options: as for `lllaunch.workers.group.start_processes`.
-    """
+    """Processes of programs, scripts and modules, that are waited for."""
 
     def __init__(
         self,

@@ -36,19 +36,7 @@ HUNG = WATCHED | TORCH
 
 @dataclass(frozen=True)
 class Case:
-    """One failure.
-
-    Attributes:
-        number: in the list of failures.
-        title: what goes wrong.
-        script: what the four workers run.
-        cause: what a report must say for the cause to count as named: a regular expression.
-        rank: the same for the rank; empty if there is none to name.
-        place: the same for the place; empty if there is none to name.
-        node: settings of the launch node beyond those of all cases.
-        environ: variables of the launcher.
-        disturb: what is done to the running launcher, None for nothing.
-    """
+    """One failure; cause, rank and place are what a report must match for each to be named."""
 
     number: int
     title: str

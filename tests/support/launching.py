@@ -123,11 +123,7 @@ class Finished:
 class Running:
     """A process whose output goes to files: who holds a pipe of it does not matter.
 
-    Args:
-        command: what is started.
-        directory: where.
-        environ: variables on top of this process's.
-        popen: more arguments of ``subprocess.Popen``.
+    Its variables are on top of this process's.
     """
 
     _numbers = itertools.count()
@@ -189,12 +185,7 @@ class Running:
 
 
 class Launcher(Running):
-    """A launcher of an experiment that is written for it; others as for `Running`.
-
-    Args:
-        launch: the ``launch`` node.
-        overrides: more of the command line.
-    """
+    """A launcher of an experiment that is written for it; others as for `Running`."""
 
     def __init__(
         self, directory: Path, launch: Mapping[str, Any], *overrides: str, **options: Any

@@ -54,12 +54,7 @@ def write_lines(path: Path, lines: Sequence[bytes]) -> None:
 
 
 class LeftRun:
-    """The directory of a run.
-
-    Args:
-        path: where it is made.
-        ended_ns: when the run was over.
-    """
+    """The directory of a run."""
 
     def __init__(self, path: Path, ended_ns: int = T0 + 5 * SECOND) -> None:
         self.path, self.ended_ns = path, ended_ns

@@ -31,13 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Order:
-    """What was asked of a `PlayedStarter`.
-
-    Attributes:
-        what: ``signal``, ``kill``, ``clean_up`` or ``close``.
-        ranks: local ranks of the workers.
-        signum: the signal, 0 where there is none.
-    """
+    """What was asked of a `PlayedStarter`."""
 
     what: str
     ranks: tuple[int, ...] = ()
@@ -45,12 +39,7 @@ class Order:
 
 
 class PlayedStarter:
-    """A `lllaunch.workers.group.Starter` without processes; a worker's key is its rank.
-
-    Attributes:
-        orders: what was asked of it, in order.
-        pid: of nobody.
-    """
+    """A `lllaunch.workers.group.Starter` without processes; a worker's key is its rank."""
 
     pid = 4_000_000
 
@@ -113,14 +102,7 @@ class _NoFiles(LogsSpecs):
 
 
 class PlayedContext(PContext):
-    """A process context whose processes a test plays, by telling its ``starter`` what happens.
-
-    Args:
-        nprocs: number of workers.
-
-    Attributes:
-        starter: takes the facts, and knows what was ordered.
-    """
+    """A process context whose processes a test plays, by telling its ``starter`` what happens."""
 
     def __init__(self, nprocs: int = 1) -> None:
         envs: dict[int, dict[str, str]] = {rank: {} for rank in range(nprocs)}

@@ -23,18 +23,7 @@ NEVER = 60.0  # seconds; not waited for where a test succeeds
 
 
 class Terminal:
-    """A pseudo-terminal and its screen.
-
-    Args:
-        columns: of the screen.
-        lines: of the screen.
-
-    Attributes:
-        master: descriptor of what stands in front of the terminal.
-        stream: to the terminal.
-        received: all that was written to it.
-        screen: as it is now.
-    """
+    """A pseudo-terminal and its screen."""
 
     def __init__(self, columns: int = 80, lines: int = 12) -> None:
         self.master, slave = pty.openpty()

@@ -24,12 +24,7 @@ _DIRECTORY = "LLLAUNCH_TEST_PROJECT"
 
 
 class SweepProject(Project):
-    """A project whose sweeps go to ``sweep/``, on four GPUs that nobody else pretends to have.
-
-    Attributes:
-        sweep: the sweep's directory.
-        gpus: names of the GPUs.
-    """
+    """A project whose sweeps go to ``sweep/``, on four GPUs that nobody else pretends to have."""
 
     def __init__(self, root: Path, gpus: int = 4) -> None:
         super().__init__(root)
@@ -43,13 +38,7 @@ class SweepProject(Project):
     def start(
         self, *args: str, env: Mapping[str, str] | None = None, python: tuple[str, ...] = ()
     ) -> Running:
-        """Starts ``python -m lllaunch -m``, or something else.
-
-        Args:
-            args: the overrides.
-            env: variables on top of the environment.
-            python: what is started instead, ``-m`` included if it is wanted.
-        """
+        """Starts ``python -m lllaunch -m``, or something else; env is on top of the environment."""
         command = [sys.executable, *(python or ("-m", "lllaunch", "-m")), "hydra.sweep.dir=sweep"]
         environ = self.environment() | dict(env or {})
         return Running([*command, *args], self.root, environ)

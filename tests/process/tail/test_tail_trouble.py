@@ -105,11 +105,7 @@ LINE = b"x" * 100_000 + b"\n"
 
 
 class Blocked:
-    """A pipe that has taken the beginning of the first of twenty lines; a block holds several.
-
-    Attributes:
-        follower: who shows them, and waits.
-    """
+    """A pipe that has taken the beginning of the first of twenty lines; a block holds several."""
 
     def __init__(self, log: Path) -> None:
         log.write_bytes(LINE * 20)
