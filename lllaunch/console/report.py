@@ -136,10 +136,7 @@ def _body(outcome: RunResult, cwd: str) -> Iterator[StyledText]:
         last = outcome.attempts[-1]
         known = root is not None and bool(root.ranks or root.subject)
         others = [each for each in last.workers if root is None or each.rank not in root.ranks]
-        if root is not None and others and all(_is_alike(worker, root) for worker in others):
-            yield StyledText("")
-            yield StyledText(f"  All ranks failed alike, the first: {_who(root)}.")
-        elif others:
+        if others:
             yield StyledText("")
             yield StyledText("  The other workers:" if known else "  Workers:")
             yield from _groups(others, root, after_root=known)

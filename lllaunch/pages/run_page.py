@@ -227,7 +227,7 @@ def _panel(
         _curves(lines, guilty, seconds),
         charts.Axis(unit="duration", low=0.0, high=seconds),
         charts.Axis(unit=kind.unit, low=0.0 if kind.from_zero else None),
-        events=[*_events(timeline)],
+        events=_events(timeline),
     )
 
 
@@ -265,16 +265,14 @@ def _curves(
     return curves + [charts.Curve(name, lines[name], at) for at, name in enumerate(named, start=1)]
 
 
-def _events(timeline: RunTimeline) -> Iterator[charts.ChartMark]:
-    """Yield restarts, and what the run failed for."""
-    seen = set()
+def _events(timeline: RunTimeline) -> list[charts.ChartMark]:
+    """Return restarts, and what the run failed for."""
+    found: dict[tuple[str, float], charts.ChartMark] = {}
     for mark in marks_of(timeline):
-        at = (mark.time_ns - timeline.start_ns) / _SECOND
-        if mark.kind in ("root_cause", "restart") and (mark.kind, round(at, 3)) not in seen:
-            seen.add((mark.kind, round(at, 3)))
-            yield charts.ChartMark(at, mark.kind, mark.text)
-        if len(seen) >= _MOST_EVENTS:
-            return
+        if mark.kind in ("root_cause", "restart"):
+            event = _mark(mark, timeline.start_ns)
+            found.setdefault((mark.kind, round(event.at, 3)), event)
+    return [*found.values()][:_MOST_EVENTS]
 
 
 _SECOND = 1e9

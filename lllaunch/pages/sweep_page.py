@@ -32,6 +32,7 @@ from lllaunch.words import (
     capitalised,
     cause_line,
     counted,
+    ending,
     extremes_text,
     jobs_text,
     objective_text,
@@ -68,11 +69,6 @@ _TRACKS = {"gpu": "GPU", "cpu": "core", "job": "place"}
 # What differs between two failures of one cause: who, and numbers of any kind.
 _RANK = re.compile(r"\branks? \d[\d, -]*: ")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
-_WITHOUT_CAUSE = {
-    "signalled": "ended by a signal",
-    "died": "its launcher ended without a result",
-    "error": "lllaunch could not do its part",
-}
 # States of jobs that went wrong.
 _BAD = frozenset({"failed", "error", "signalled", "died"})
 
@@ -145,7 +141,7 @@ class SweepFacts:
             # the first one with a report
             reported = (job for job in members if job.number in self.cases)
             example = next(reported, members[0])
-            cause = self.cause(example) or _WITHOUT_CAUSE.get(example.state, "no result")
+            cause = self.cause(example) or ending(example.exit_code, "")
             if len({tuple(_RANK.findall(self.cause(job))) for job in members}) > 1:
                 # the example's rank is not that of the others
                 cause = _RANK.sub("", cause)

@@ -365,16 +365,25 @@ def _result(
 ) -> tuple[RunResult | None, LaunchError | None]:
     """Return what the result.json of a run says; None, and why, if it makes no sense."""
     path = os.path.normpath(os.path.join(found.path, RESULT))
-    try:
+
+    def read() -> RunResult | None:
         document = load_json(path)
         result = as_result(document if hide is str else hidden(document, hide), found.path)
+        if result is None and document is not None:
+            raise ValueError("has no version, so it is not the result of a run")
+        return result
+
+    return told(path, read)
+
+
+def told(path: str, read: Callable[[], T | None]) -> tuple[T | None, LaunchError | None]:
+    """Return what a file says; None, and why, if it cannot be read or makes no sense."""
+    try:
+        return read(), None
     except OSError as error:
         return None, OutputError(path, error.strerror or str(error))
     except ValueError as error:
         return None, unreadable(path, str(error))
-    if result is None and document is not None:
-        return None, unreadable(path, "has no version, so it is not the result of a run")
-    return result, None
 
 
 def _wrong(error: LaunchError) -> str:

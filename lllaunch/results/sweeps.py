@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from msgspec import structs
 
-from lllaunch.errors import ExitCode, LaunchError, OutputError
+from lllaunch.errors import ExitCode, LaunchError
 from lllaunch.locks import is_held
 from lllaunch.results.store import (
     BatchQueue,
@@ -34,7 +34,7 @@ from lllaunch.results.store import (
     signature,
     state_of,
     state_of_code,
-    unreadable,
+    told,
 )
 from lllaunch.run.submission import account_of, read_history, read_submission
 from lllaunch.secret_names import redacted_overrides, redactor_of
@@ -91,12 +91,7 @@ class SweepFiles:
         if before == self._seen:
             return self.result
         if before is None or before[1] != summary:
-            try:
-                self._told = read_summary(self._summary), None
-            except OSError as problem:
-                self._told = None, OutputError(self._summary, problem.strerror or str(problem))
-            except ValueError as problem:
-                self._told = None, unreadable(self._summary, str(problem))
+            self._told = told(self._summary, lambda: read_summary(self._summary))
         self.result, self.error = self._told
         if journal is None or (self.result and (summary or journal)[2] >= journal[2]):
             return self.result

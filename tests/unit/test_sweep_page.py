@@ -177,7 +177,7 @@ def test_failures_of_one_cause_stand_together_with_the_end_of_a_log() -> None:
     text = Page(sweep_page(swept(*jobs, cases=[case]), "0.1")).shown
     assert "6 jobs, 2 causes." in text
     assert "5 jobs: bad seed 1" in text
-    assert "1 job: ended by a signal" in text
+    assert "1 job: SIGTERM (exit code 143)" in text
     assert "At train.py:12 of job 1." in text
     assert "the last words" in text
     assert "not this" not in text
