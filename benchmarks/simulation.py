@@ -55,7 +55,6 @@ from lllaunch.supervisor.machine import (
     StacksTaken,
     StartWorkers,
     WatchdogFired,
-    WorkerState,
 )
 from lllaunch.supervisor.nodes import NodeGroup
 from lllaunch.supervisor.supervisor import GroupHooks, GroupOptions, Supervisor
@@ -1094,7 +1093,7 @@ class _Node:
             # while it joins
             self._task.dropped = True
             self._task = None
-            self._leave(Finish(WorkerState.FAILED, "signal", _SIGTERM))
+            self._leave(Finish("FAILED", "signal", _SIGTERM))
             return
         self.arrive(SignalReceived(_SIGTERM))
 
@@ -1352,7 +1351,7 @@ class World:
                     self._violated(f"nodes heard different reasons: {here.reasons}")
         decides = isinstance(item, (StartWorkers, Finish)) and node.round >= 0
         if decides and not node.signalled and not node.was_out and not self.server.gone:
-            what = "again" if isinstance(item, StartWorkers) else f"over, {item.state.name}"
+            what = "again" if isinstance(item, StartWorkers) else f"over, {item.state}"
             here.decisions[what] = node.hostname
             if len(here.decisions) > 1:
                 self._violated(f"nodes do not go on alike: {here.decisions}")
@@ -1422,7 +1421,7 @@ class World:
 
 
 def _state(node: _Node) -> str:
-    return node.said or (node.end.state.name if node.end is not None else "?")
+    return node.said or (node.end.state if node.end is not None else "?")
 
 
 _KINDS: dict[str, Callable[[World, _Node], None]] = {

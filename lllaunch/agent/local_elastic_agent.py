@@ -329,7 +329,7 @@ class LocalElasticAgent(local_elastic_agent.LocalElasticAgent):
             nodes=None if isinstance(spec.rdzv_handler, OneNode) else self,
         )
         end = self._supervisor.run()
-        state = self._worker_group.state = api.WorkerState(end.state.value)
+        state = self._worker_group.state = api.WorkerState(end.state)
         if end.signum is not None:
             received = signal.Signals(end.signum)
             raise SignalException(f"the agent received {received.name}", sigval=received)
@@ -347,7 +347,7 @@ class LocalElasticAgent(local_elastic_agent.LocalElasticAgent):
     def _seen(self, item: object) -> object:
         # the machine gets to know of a start after this
         if not isinstance(item, GroupStarted):
-            self._worker_group.state = api.WorkerState(self._machine.worker_state.value)
+            self._worker_group.state = api.WorkerState(self._machine.worker_state)
         if self._observer is not None:
             self._observer(item)
         if isinstance(item, Started):

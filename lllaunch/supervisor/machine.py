@@ -49,17 +49,8 @@ class GroupState(Enum):
     DONE = "the run is over"
 
 
-class WorkerState(str, Enum):
-    """torch's name for the state of a worker group."""
-
-    UNKNOWN = "UNKNOWN"  # the agent lost track of its workers; terminal
-    INIT = "INIT"
-    HEALTHY = "HEALTHY"
-    UNHEALTHY = "UNHEALTHY"
-    STOPPED = "STOPPED"
-    SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
-
+# torch's names for the state of a worker group
+WorkerState = Literal["INIT", "HEALTHY", "UNHEALTHY", "STOPPED", "SUCCEEDED", "FAILED"]
 
 # Why a group ends. `died`: a signal ended a worker; `signal`: one came to the launcher; `node`: a
 # node was lost, or left; `membership`: others wait to join; `preflight`: the program that is run
@@ -701,12 +692,12 @@ class Machine:
     def worker_state(self) -> WorkerState:
         """What torch calls the state."""
         if self.finished:
-            return WorkerState.FAILED if self.fails else WorkerState.SUCCEEDED
+            return "FAILED" if self.fails else "SUCCEEDED"
         if self.state is GroupState.INIT:
-            return WorkerState.INIT
+            return "INIT"
         if self.state in _IDLE:
-            return WorkerState.STOPPED if self._known.reason else WorkerState.SUCCEEDED
-        return WorkerState.HEALTHY if self.healthy else WorkerState.UNHEALTHY
+            return "STOPPED" if self._known.reason else "SUCCEEDED"
+        return "HEALTHY" if self.healthy else "UNHEALTHY"
 
     def _learn(self, **facts: Any) -> None:
         self._known = replace(self._known, **facts)

@@ -30,7 +30,6 @@ from lllaunch.supervisor.machine import (
     GroupState,
     ImpossibleEvent,
     Machine,
-    WorkerState,
 )
 from lllaunch.watchdog.evidence import Blame
 from lllaunch.watchdog.findings import (
@@ -139,7 +138,7 @@ def running(n: int = 2, max_restarts: int = 0) -> Machine:
     machine = Machine(max_restarts)
     assert machine.handle(v.Begin()) == (v.StartWorkers(0, 0),)
     assert machine.handle(v.GroupStarted(frozenset(range(n)))) == ()
-    assert machine.worker_state is WorkerState.HEALTHY
+    assert machine.worker_state == "HEALTHY"
     return machine
 
 
@@ -235,14 +234,12 @@ def test_the_death_of_the_spawner_is_retried_once_on_top_of_the_restarts() -> No
         (start,) = machine.handle(SPAWNER_GONE)
         assert start == v.StartWorkers(taken, taken, "spawner", restart)
         machine.handle(v.GroupStarted(frozenset({0, 1})))
-    assert machine.handle(SPAWNER_GONE) == (v.Finish(WorkerState.FAILED, "spawner"),)
+    assert machine.handle(SPAWNER_GONE) == (v.Finish("FAILED", "spawner"),)
 
 
 def test_a_broken_preload_is_not_tried_again() -> None:
     machine = running(2, max_restarts=9)
-    assert machine.handle(PreloadBroken("m", "no", "")) == (
-        v.Finish(WorkerState.FAILED, "failure"),
-    )
+    assert machine.handle(PreloadBroken("m", "no", "")) == (v.Finish("FAILED", "failure"),)
 
 
 def test_a_change_of_membership_starts_anew_without_counting() -> None:
@@ -258,17 +255,17 @@ def test_workers_stuck_in_the_kernel_are_not_replaced() -> None:
     machine = running(1, max_restarts=3)
     assert machine.handle(v.WorkersStuck())[0] == v.SignalWorkers(SIGTERM, "hang")
     ended(machine, 0)
-    assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "hang"),)
+    assert machine.handle(OrphansGone()) == (v.Finish("FAILED", "hang"),)
 
 
 def test_stacks_are_taken_before_anything_is_signalled() -> None:
     machine = running(2)
     assert machine.handle(HANG) == (v.TakeStacks(frozenset({0, 1}), TIMER),)
-    assert machine.worker_state is WorkerState.HEALTHY
+    assert machine.worker_state == "HEALTHY"
     assert machine.handle(STACKS) == (v.SignalProcess(1, 77, 9), *TERMINATE)
-    assert machine.worker_state is WorkerState.UNHEALTHY
+    assert machine.worker_state == "UNHEALTHY"
     ended(machine, 0, 1)
-    assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "hang"),)
+    assert machine.handle(OrphansGone()) == (v.Finish("FAILED", "hang"),)
 
 
 def test_a_failure_while_stacks_are_taken_is_the_hangs_and_a_later_one_its_own() -> None:
@@ -288,14 +285,14 @@ def test_workers_that_finish_while_stacks_are_taken_have_succeeded() -> None:
     assert ended(machine, 0, 1, ok=True) == (v.CleanUp(),)
     assert machine.handle(STACKS) == ()
     machine.handle(OrphansGone())
-    assert machine.handle(v.BarrierPassed()) == (v.Finish(WorkerState.SUCCEEDED),)
+    assert machine.handle(v.BarrierPassed()) == (v.Finish("SUCCEEDED"),)
 
 
 def test_what_is_only_reported_ends_nothing() -> None:
     machine = running(2)
     assert machine.handle(REPORTED) == (v.TakeStacks(frozenset({0, 1}), REPORTED.finding),)
     assert machine.handle(v.StacksTaken((), Blame(), REPORTED.finding)) == ()
-    assert machine.worker_state is WorkerState.HEALTHY
+    assert machine.worker_state == "HEALTHY"
     assert machine.handle(HANG) == (v.TakeStacks(frozenset({0, 1}), TIMER),)
     assert machine.handle(STACKS)[-2:] == TERMINATE
 
@@ -308,7 +305,7 @@ def test_a_signal_to_a_silent_run_is_passed_on_when_the_stacks_are_taken() -> No
     forwarded = (v.SignalWorkers(SIGINT, "signal"), v.StartGrace())
     assert machine.handle(v.StacksTaken((), Blame(), look)) == forwarded
     ended(machine, 0, 1)
-    end = v.Finish(WorkerState.FAILED, "signal", SIGINT)
+    end = v.Finish("FAILED", "signal", SIGINT)
     assert machine.handle(OrphansGone()) == (end,)
 
 
@@ -321,7 +318,7 @@ def test_a_signal_while_stacks_are_taken_does_not_wait_for_them(first: v.Event) 
     assert (v.KillWorkers("signal") in decisions) is (first is not HANG), "it is the second one"
     assert machine.handle(STACKS) == ()
     ended(machine, 0, 1)
-    assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, "signal", SIGINT),)
+    assert machine.handle(OrphansGone()) == (v.Finish("FAILED", "signal", SIGINT),)
 
 
 def failing(fact: v.Event, policy: RestartPolicy, max_restarts: int = 5) -> v.Actions:
@@ -353,8 +350,8 @@ def test_what_is_started_again_is_the_policys_choice(
     chosen = RestartPolicy(on=frozenset({cause}))
     others = RestartPolicy(on=frozenset(RESTART_CAUSES) - {cause})
     assert failing(fact, chosen) == (v.StartWorkers(1, 1, reason, 1),)
-    assert failing(fact, others) == (v.Finish(WorkerState.FAILED, reason),)
-    assert failing(fact, chosen, max_restarts=0) == (v.Finish(WorkerState.FAILED, reason),)
+    assert failing(fact, others) == (v.Finish("FAILED", reason),)
+    assert failing(fact, chosen, max_restarts=0) == (v.Finish("FAILED", reason),)
 
 
 def pausing(delay: float = 2.0, longest: float = 300.0) -> Machine:
@@ -386,8 +383,8 @@ def test_the_wait_before_a_restart_grows_up_to_its_limit() -> None:
 @pytest.mark.parametrize(
     ("event", "end"),
     [
-        (v.SignalReceived(SIGTERM), v.Finish(WorkerState.FAILED, "signal", SIGTERM)),
-        (RUN_OVER, v.Finish(WorkerState.FAILED, "timeout")),
+        (v.SignalReceived(SIGTERM), v.Finish("FAILED", "signal", SIGTERM)),
+        (RUN_OVER, v.Finish("FAILED", "timeout")),
     ],
 )
 def test_a_signal_and_the_end_of_the_runs_time_end_the_wait_before_a_restart(
@@ -404,7 +401,7 @@ def test_the_runs_time_is_the_reason_only_if_it_prevented_a_restart(
     ended(machine, 0)
     assert machine.handle(RUN_OVER) == ()
     ended(machine, 1)
-    assert machine.handle(OrphansGone()) == (v.Finish(WorkerState.FAILED, reason),)
+    assert machine.handle(OrphansGone()) == (v.Finish("FAILED", reason),)
 
 
 # The ladder
@@ -447,7 +444,7 @@ def test_every_pair_of_signals(before: str, first: int, second: int) -> None:
     assert machine.handle(v.SignalReceived(second)) == (v.KillWorkers("signal"), v.StartGrace())
     for rank in sorted(machine.alive):
         machine.handle(end_of(rank, ok=False))
-    end = v.Finish(WorkerState.FAILED, "signal", first)
+    end = v.Finish("FAILED", "signal", first)
     assert machine.handle(OrphansGone()) == (end,)
 
 
@@ -458,12 +455,12 @@ def test_a_signal_after_the_kill_is_still_the_runs_end() -> None:
     assert machine.handle(v.SignalReceived(SIGTERM)) == (v.KillWorkers("signal"),)
     assert machine.handle(v.GraceExpired()) == (
         v.AbandonWorkers(frozenset({1})),
-        v.Finish(WorkerState.FAILED, "signal", SIGTERM),
+        v.Finish("FAILED", "signal", SIGTERM),
     )
 
 
 def test_what_has_succeeded_stays_so_when_a_signal_comes() -> None:
-    success = v.Finish(WorkerState.SUCCEEDED)
+    success = v.Finish("SUCCEEDED")
     machine = running(1)
     assert machine.handle(end_of(0, ok=True)) == (v.CleanUp(),)
     barrier = copy.deepcopy(machine)
@@ -475,7 +472,7 @@ def test_what_has_succeeded_stays_so_when_a_signal_comes() -> None:
 def test_leftovers_that_do_not_end_forbid_a_restart_but_no_success() -> None:
     machine = running(1, max_restarts=3)
     machine.handle(end_of(0, ok=False))
-    assert machine.handle(v.OrphansStuck()) == (v.Finish(WorkerState.FAILED, "failure"),)
+    assert machine.handle(v.OrphansStuck()) == (v.Finish("FAILED", "failure"),)
     machine = running(1)
     machine.handle(end_of(0, ok=True))
     assert machine.handle(v.OrphansStuck()) == (v.WaitForOthers(),)
@@ -613,8 +610,8 @@ def test_any_course_of_events_ends_and_keeps_the_promises(
         assert "died" not in reasons
     assert max(start.restart_count for start in world.starts) <= max_restarts + 1
     if world.end.signum is not None:
-        assert world.end.state is WorkerState.FAILED
-    assert (world.end.state is WorkerState.SUCCEEDED) == (world.end.reason is None)
+        assert world.end.state == "FAILED"
+    assert (world.end.state == "SUCCEEDED") == (world.end.reason is None)
     assert (world.end.no_progress is not None) == (world.end.reason == "no_progress")
 
 
@@ -679,7 +676,7 @@ def test_a_failure_elsewhere_ends_the_workers_here_and_counts() -> None:
     assert counted(machine) == (v.StartWorkers(1, 1, "failure", 1),)
     machine.handle(v.GroupStarted(frozenset({0, 1}), 1))
     machine.handle(agreed())
-    assert counted(machine) == (v.Finish(WorkerState.FAILED, "failure"),)
+    assert counted(machine) == (v.Finish("FAILED", "failure"),)
 
 
 @pytest.mark.parametrize("restarts", [0, 3])
@@ -695,7 +692,7 @@ def test_a_node_that_is_lost_costs_a_restart_if_too_few_are_left() -> None:
     assert counted(machine, again=False) == (v.StartWorkers(1, 1, "node", 1),)
     machine.handle(v.GroupStarted(frozenset({0, 1}), 1))
     machine.handle(v.NodesAgreed("node", LOST))
-    assert counted(machine, again=False) == (v.Finish(WorkerState.FAILED, "node"),)
+    assert counted(machine, again=False) == (v.Finish("FAILED", "node"),)
 
 
 def test_who_has_succeeded_starts_again_with_the_others() -> None:
@@ -710,7 +707,7 @@ def test_who_has_succeeded_starts_again_with_the_others() -> None:
 def test_a_signal_here_is_told_and_waits_for_nobody() -> None:
     machine = of_several(3)
     assert machine.handle(v.SignalReceived(2))[0] == v.TellNodes("signal", 2)
-    assert all_gone(machine) == (v.Finish(WorkerState.FAILED, "signal", 2),)
+    assert all_gone(machine) == (v.Finish("FAILED", "signal", 2),)
 
 
 def test_a_finding_is_told_first_and_stacks_of_all_are_waited_for() -> None:
@@ -734,7 +731,7 @@ def test_a_finding_elsewhere_takes_stacks_here_before_anything_is_ended() -> Non
     )
     assert machine.handle(v.StacksTaken((), Blame(), ELSEWHERE)) == (v.TellStacks((), ELSEWHERE),)
     assert machine.handle(v.GroupStacks())[0] == v.SignalWorkers(SIGTERM, "hang")
-    assert counted(machine) == (v.Finish(WorkerState.FAILED, "hang"),)
+    assert counted(machine) == (v.Finish("FAILED", "hang"),)
 
 
 def test_where_the_time_of_the_run_is_over_on_one_node_nothing_is_started_again_on_any() -> None:
@@ -746,7 +743,7 @@ def test_where_the_time_of_the_run_is_over_on_one_node_nothing_is_started_again_
     other.handle(v.NodesAgreed("timeout", hangs, final=True))
     other.handle(v.StacksTaken((), Blame(), ELSEWHERE))
     other.handle(v.GroupStacks())
-    assert counted(other) == (v.Finish(WorkerState.FAILED, "timeout"),)
+    assert counted(other) == (v.Finish("FAILED", "timeout"),)
 
 
 class Group:

@@ -23,7 +23,6 @@ from lllaunch.supervisor.machine import (
     NoProgress,
     RestartBudget,
     RestartHistory,
-    WorkerState,
 )
 
 S = 1_000_000_000
@@ -287,7 +286,7 @@ def preflight_ends(machine: Machine, exitcode: int = 0) -> v.Actions:
 
 
 def test_a_preflight_that_fails_is_a_cause_of_its_own() -> None:
-    end = v.Finish(WorkerState.FAILED, "preflight")
+    end = v.Finish("FAILED", "preflight")
     machine = in_preflight()
     assert preflight_ends(machine, 9) == (v.StartWorkers(1, 1, "preflight", 1),)
     machine.handle(PREFLIGHT)

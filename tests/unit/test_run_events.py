@@ -23,7 +23,6 @@ from lllaunch.supervisor.machine import (
     SignalProcess,
     StartWorkers,
     WatchdogFired,
-    WorkerState,
 )
 from lllaunch.watchdog.findings import TimerExpired
 
@@ -121,7 +120,7 @@ def test_torn_line_of_a_former_run_is_ended(tmp_path):
 
 def finish(step: float | None, *ended_at: float | None, times: tuple[int, ...] = ()) -> bytes:
     history = RestartHistory(times, step, ended_at)
-    return encode(Finish(WorkerState.FAILED, "failure", history=history), AT)
+    return encode(Finish("FAILED", "failure", history=history), AT)
 
 
 def test_what_attempts_came_to_is_read_back_without_when_they_were(tmp_path):
