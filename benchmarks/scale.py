@@ -47,7 +47,7 @@ from lllaunch.cluster.rendezvous import (
     Place,
     Roster,
     Share,
-    keep_alive_interval,
+    torchs_keep_alive,
 )
 from lllaunch.run.nodes import merged
 from lllaunch.run.result import (
@@ -61,6 +61,7 @@ from lllaunch.run.result import (
     encode_result,
     plain_result,
 )
+from lllaunch.spec import Nodes
 
 _FORK = multiprocessing.get_context("fork")
 _NPROC = 8
@@ -295,7 +296,7 @@ def show_store(sizes: Sequence[int], connections: int) -> None:
     print(f"{connections} connections")
     rows = []
     for nodes in sizes:
-        interval = float(keep_alive_interval(nodes))
+        interval = torchs_keep_alive(Nodes(1, nodes, 0, "c10d", "", 1))[0]
         for kind, per_second in (
             ("ours", nodes * 2 / interval),
             ("ours, leader", 2 / interval),

@@ -227,20 +227,15 @@ def keep_alive(nodes: Nodes) -> tuple[float, float]:
     return float(interval), float(nodes.conf.get("keep_alive_max_attempt", _KEEP_ALIVE_ATTEMPTS))
 
 
-def keep_alive_interval(max_nodes: int) -> int:
-    """Return the seconds between two signs of life of a node, where the config does not say.
+def torchs_keep_alive(nodes: Nodes) -> tuple[float, float]:
+    """Return the same of torch's rendezvous, whose signs of life cost more than ours.
 
     torch's agents all replace one value, whose size and the time to make it grow with the nodes,
     and try again if another was faster: with a thousand nodes and torch's five seconds hardly
     anybody would get through (docs/design/scale.md).
     """
-    return max(_KEEP_ALIVE_INTERVAL, math.ceil(max_nodes / _WRITES_PER_SECOND))
-
-
-def torchs_keep_alive(nodes: Nodes) -> tuple[float, float]:
-    """Return the same of torch's rendezvous, whose signs of life cost more than ours."""
-    interval = nodes.conf.get("keep_alive_interval", keep_alive_interval(nodes.max_nodes))
-    return float(interval), keep_alive(nodes)[1]
+    rare = max(_KEEP_ALIVE_INTERVAL, math.ceil(nodes.max_nodes / _WRITES_PER_SECOND))
+    return float(nodes.conf.get("keep_alive_interval", rare)), keep_alive(nodes)[1]
 
 
 class Rendezvous:
@@ -304,7 +299,7 @@ class Rendezvous:
         if nodes.backend == "static":
             conf |= {"rank": nodes.node_rank, "timeout": int(nodes.join_timeout)}
         else:
-            conf.setdefault("keep_alive_interval", keep_alive_interval(nodes.max_nodes))
+            conf.setdefault("keep_alive_interval", int(torchs_keep_alive(nodes)[0]))
             conf.setdefault("read_timeout", max(1, int(nodes.timeout)))
         if nodes.backend == "c10d":
             conf["is_host"] = self.hosts
@@ -327,7 +322,7 @@ class Rendezvous:
         self.base = _below(f"lllaunch/{self._run_id}", store)
 
     def _why_not(self, error: Exception) -> tuple[str, str]:
-        said = _innermost(error)
+        said = innermost(error)
         if isinstance(error, ImportError):
             return f"{self._nodes.backend} cannot be used: {said}", "install python-etcd"
         if self.hosts and "EADDRINUSE" in said:
@@ -375,7 +370,7 @@ class Rendezvous:
                 late = "timeout" in str(error).lower()
                 if late and self._nodes.backend != "static" and time.monotonic() < until:
                     continue
-                text = f"the nodes have met at {self._at}, and one was lost: {_innermost(error)}"
+                text = f"the nodes have met at {self._at}, and one was lost: {innermost(error)}"
                 raise RendezvousFailed(text) from error
 
     def _agree(self, info: Any, member: Member) -> Place:
@@ -455,9 +450,9 @@ class Rendezvous:
             elsewhere = nodes.backend != "etcd-v2" and not self.hosts
             hint = "node 0 holds it, and may have ended: see what that one says"
             hint = hint if elsewhere else ""
-            late = kind == "RendezvousTimeoutError" or "imeout" in _innermost(error)
+            late = kind == "RendezvousTimeoutError" or "imeout" in innermost(error)
             if not late:
-                text = f"the rendezvous at {endpoint} failed: {_innermost(error)}"
+                text = f"the rendezvous at {endpoint} failed: {innermost(error)}"
                 raise RendezvousFailed(text, hint) from error
             within, come = duration(nodes.join_timeout), self._come()
             missing = f"fewer than {nodes.min_nodes} nodes have come"
@@ -640,7 +635,7 @@ def _another(store: Any) -> Any:
         return store
 
 
-def _innermost(error: BaseException) -> str:
+def innermost(error: BaseException) -> str:
     """Return what the first cause of an error says, without torch's C++ traceback."""
     while error.__cause__ is not None:
         error = error.__cause__

@@ -380,12 +380,11 @@ def complete(
         return result.with_error(*failure)
     root = result.root_cause
     if root is not None and root.frames:
-        from lllaunch.watchdog.frames import Sources  # noqa: PLC0415 - seldom needed
+        from lllaunch.watchdog.frames import quoted  # noqa: PLC0415 - seldom needed
 
         # the text of their lines, where the files are what ran
-        sources = Sources(result.started_ns / 1e9)
-        frames = (replace(each, code=sources.line(each.file, each.line)) for each in root.frames)
-        root = replace(root, frames=tuple(frames))
+        began = result.started_ns / 1e9
+        root = replace(root, frames=tuple(quoted(each, began) for each in root.frames))
         result = replace(result, root_cause=root)
     if root is not None and root.stderr and not root.traceback:
         excerpt = tail(root.stderr, 20 * LINES if root.frames else LINES, hide)

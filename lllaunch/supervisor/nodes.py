@@ -35,6 +35,7 @@ from lllaunch.cluster.rendezvous import (
     Rendezvous,
     are_set,
     collect,
+    innermost,
     keep_alive,
     load_torch,
     result_key,
@@ -236,7 +237,7 @@ class NodeGroup:
         except Exception as error:
             if not _is_of_store(error):
                 raise
-            text = f"the nodes lost each other while they met: {_first_line(error)}"
+            text = f"the nodes lost each other while they met: {innermost(error)}"
             raise RendezvousFailed(text) from error
 
     def _check(self, place: Place) -> None:
@@ -764,7 +765,7 @@ class _Link(_Thread):
         error = done.exception()
         foreign = isinstance(error, Exception) and not isinstance(error, LaunchError)
         broken = error is not None and foreign and not self.given_up.is_set()
-        self._wake(_Broken(_first_line(error)) if error and broken else None, self)
+        self._wake(_Broken(innermost(error)) if error and broken else None, self)
 
 
 class _Watch(_Thread):
@@ -796,25 +797,21 @@ class _Watch(_Thread):
         self._interval, attempts = keep_alive(nodes)
         self._patience = self._interval * attempts
         self._seen: dict[int, tuple[bytes, float]] = {}
-        self._dynamic = nodes.backend != "static"
         self._ended: NodesAgreed | None = None
         # until when all are waited for that have not confirmed the end, and which of them are gone
         self._roll_ends = 0.0
         self._lost: frozenset[int] = frozenset()
         self._beats = 0
         self._next_beat = 0.0
-        self._told_joiners = False
         self._look = b"0"  # what another node has asked last
         # moment of the last answer of the store, seconds of the monotonic clock
         self.contact = time.monotonic()
         self.at_barrier = False
-        self._mixed = place.roster.mixed
-        self._leads = place.group_rank == place.roster.leader
-        self._watched = (
-            [rank for rank in place.roster.of_lllaunch if rank != place.group_rank]
-            if self._leads
-            else [place.roster.leader]
-        )
+        self._watched = [place.roster.leader]
+        if place.group_rank == place.roster.leader:
+            self._watched = place.roster.of_lllaunch[1:]
+        # who looks for nodes that wait to join
+        self._looks = place.group_rank == place.roster.leader and nodes.backend != "static"
 
     def stop(self) -> None:
         """Hear nothing more; does not wait for the thread, which may wait for another machine."""
@@ -827,7 +824,7 @@ class _Watch(_Thread):
                 pass
         except Exception as error:  # noqa: BLE001 - torch raises several types
             if not self._is_over():
-                self._wake(_Broken(_first_line(error)), self)
+                self._wake(_Broken(innermost(error)), self)
 
     def _is_over(self) -> bool:
         return self.given_up.is_set() or self._abandoned()
@@ -848,7 +845,7 @@ class _Watch(_Thread):
             self.contact = time.monotonic()
         if self._ended is not None:
             return self._count(store, self._ended, pause)
-        if self._mixed and self.at_barrier and self._rendezvous.has_finished():
+        if self._place.roster.mixed and self.at_barrier and self._rendezvous.has_finished():
             self._wake(BarrierPassed(), self)
             return True
         has_ended = are_set(store, ["ended"], pause)
@@ -927,10 +924,10 @@ class _Watch(_Thread):
             name = self._place.roster.name(gone[0])
             ended = GroupEnd("lost", name, gone[0], text, time_ns=at)
             rendezvous.end(encode_record(NodesAgreed("node", ended, gone=gone)).decode())
-        if self._leads and self._dynamic and not self._told_joiners:
-            self._told_joiners = self._rendezvous.are_waiting()
-            if self._told_joiners:
-                self._wake(MembershipChanged(), self)
+        if self._looks and self._rendezvous.are_waiting():
+            # once
+            self._looks = False
+            self._wake(MembershipChanged(), self)
 
     def _hear_look(self, look: bytes) -> None:
         """Pass on what another node has asked last."""
@@ -945,7 +942,3 @@ def _is_of_store(error: Exception) -> bool:
     """Whether torch's store, or etcd, could not be spoken to."""
     theirs = type(error).__module__.partition(".")[0] in ("torch", "etcd", "urllib3")
     return theirs or isinstance(error, (RuntimeError, LookupError, OSError))
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__

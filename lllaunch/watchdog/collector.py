@@ -52,7 +52,6 @@ from lllaunch.watchdog.evidence import RankStack, RankTrace
 from lllaunch.watchdog.frames import (
     MAIN_THREAD,
     TREE,
-    Sources,
     lock_waits,
     main_frames,
     started_at,
@@ -589,13 +588,13 @@ class StackCollector:
         """Read the lines that the workers are at, last: the files may be where a worker hangs."""
         if not cases or self._over() or any(case.worker.state == "D" for case in cases):
             return
-        sources = Sources(started_at(min(case.worker.facts.start for case in cases)))
+        before = started_at(min(case.worker.facts.start for case in cases))
         stacks = []
         for case in cases:
             worker = case.worker
-            locks = lock_waits(worker.threads, sources) if worker.source == "faulthandler" else ()
+            locks = lock_waits(worker.threads, before) if worker.source == "faulthandler" else ()
             stacks.append(replace(case.stack(), locks=locks))
-        self._quoted = {stack.rank: stack for stack in with_code(stacks, sources)}
+        self._quoted = {stack.rank: stack for stack in with_code(stacks, before)}
 
     def _over(self) -> bool:
         return self.unwanted.is_set() or time.monotonic() >= self._deadline

@@ -158,31 +158,22 @@ def started_at(ticks: int) -> float:
     return time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
 
 
-class Sources:
-    """Reads lines of source files.
+def quoted(frame: Frame, before: float) -> Frame:
+    """A frame with the text of its line, without blanks around it; empty if it cannot be told.
 
     ``before``: files that were changed after this time (seconds since the epoch) are not those that
     the process runs.
     """
-
-    def __init__(self, before: float) -> None:
-        self._before = before
-
-    def line(self, path: str, number: int) -> str:
-        """A line of a file without blanks around it; empty if it cannot be told."""
-        # `<string>`, `<frozen runpy>`, or relative to a directory that is not known here.
-        if path.endswith(".py") and os.path.isabs(path):
-            with contextlib.suppress(OSError, ValueError):
-                found = os.stat(path)
-                good = stat.S_ISREG(found.st_mode) and found.st_size <= _MAX_BYTES
-                if good and found.st_mtime <= self._before + _SLACK:
-                    linecache.checkcache(path)
-                    return linecache.getline(path, number).strip()[:_MAX_WIDTH]
-        return ""
-
-    def filled(self, frame: Frame) -> Frame:
-        """A frame with the text of its line."""
-        return replace(frame, code=self.line(frame.file, frame.line))
+    path, code = frame.file, ""
+    # `<string>`, `<frozen runpy>`, or relative to a directory that is not known here.
+    if path.endswith(".py") and os.path.isabs(path):
+        with contextlib.suppress(OSError, ValueError):
+            found = os.stat(path)
+            good = stat.S_ISREG(found.st_mode) and found.st_size <= _MAX_BYTES
+            if good and found.st_mtime <= before + _SLACK:
+                linecache.checkcache(path)
+                code = linecache.getline(path, frame.line).strip()[:_MAX_WIDTH]
+    return replace(frame, code=code)
 
 
 # A lock is taken in C, so a thread that waits for one stands in the line that takes it. What is
@@ -190,28 +181,28 @@ class Sources:
 _TAKES_LOCK = re.compile(r"(?:async )?with [^()]+:|.*\.acquire\(")
 
 
-def lock_waits(threads: Iterable[Thread], sources: Sources) -> tuple[LockWait, ...]:
+def lock_waits(threads: Iterable[Thread], before: float) -> tuple[LockWait, ...]:
     """Which threads of a process wait for locks; none if fewer than two do."""
     found = []
     for thread in threads:
-        frame = sources.filled(thread.frames[0])
+        frame = quoted(thread.frames[0], before)
         if _TAKES_LOCK.match(frame.code) and not LIBRARY.match(frame.file):
             found.append(LockWait(thread.name, frame))
     return tuple(found) if len(found) > 1 else ()
 
 
-def with_code(stacks: Iterable[RankStack], sources: Sources) -> tuple[RankStack, ...]:
+def with_code(stacks: Iterable[RankStack], before: float) -> tuple[RankStack, ...]:
     """The same stacks with the text of lines: of the innermost frames and the user's own."""
-
-    def quoted(number: int, frame: Frame) -> Frame:
-        return sources.filled(frame) if number < _INNERMOST or is_own(frame) else frame
-
     return tuple(
         replace(
             stack,
-            frames=tuple(itertools.starmap(quoted, enumerate(stack.frames))),
+            frames=tuple(
+                quoted(frame, before) if number < _INNERMOST or is_own(frame) else frame
+                for number, frame in enumerate(stack.frames)
+            ),
             threads=tuple(
-                Thread(each.name, tuple(map(sources.filled, each.frames))) for each in stack.threads
+                Thread(each.name, tuple(quoted(frame, before) for frame in each.frames))
+                for each in stack.threads
             ),
         )
         for stack in stacks

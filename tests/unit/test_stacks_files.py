@@ -9,7 +9,7 @@ from lllaunch.linux.proc import ProcessFacts
 from lllaunch.spawner.evidence import SIGNUM
 from lllaunch.watchdog.collector import Process, StackCollector, Written, survey
 from lllaunch.watchdog.evidence import Frame, RankStack
-from lllaunch.watchdog.frames import Sources, with_code
+from lllaunch.watchdog.frames import quoted, with_code
 
 OURS, OTHERS = 1 << (SIGNUM - 1), 1 << (SIGNUM - 2) | 1 << SIGNUM
 
@@ -73,11 +73,14 @@ def test_lines_of_code_are_read_only_from_what_the_worker_runs(tmp_path: Path) -
     os.utime(script, (900, 900))
     os.mkfifo(tmp_path / "fifo.py")
     os.utime(tmp_path / "fifo.py", (900, 900))
-    sources = Sources(before=1000)
-    assert sources.line(str(script), 2) == "second = 2"
-    assert sources.line(str(script), 1) == "first"
-    assert [sources.line(str(script), number) for number in (0, -1, 3)] == [""] * 3
+
+    def line(path: str, number: int) -> str:
+        return quoted(Frame(path, number, "f"), 1000.0).code
+
+    assert line(str(script), 2) == "second = 2"
+    assert line(str(script), 1) == "first"
+    assert [line(str(script), number) for number in (0, -1, 3)] == [""] * 3
     for path in (str(later), str(tmp_path / "fifo.py"), "a.py", "<string>", "/no.py", "/\0.py"):
-        assert sources.line(path, 1) == ""
-    (stack,) = with_code([RankStack(0, frames=(Frame(str(script), 2, "f"),))], sources)
+        assert line(path, 1) == ""
+    (stack,) = with_code([RankStack(0, frames=(Frame(str(script), 2, "f"),))], 1000.0)
     assert stack.frames == (Frame(str(script), 2, "f", "second = 2"),)
