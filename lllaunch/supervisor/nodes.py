@@ -561,18 +561,15 @@ class NodeGroup:
         link, last = self._link, self.place
         if link is None or last is None:
             return {}
-        others = [(last, rank) for rank in last.roster.of_lllaunch if rank != last.group_rank]
         # who came again has left a word when it left
-        earlier = [
-            (before, rank)
-            for before, after in itertools.pairwise(self.places)
-            for rank in before.roster.of_lllaunch
-            if before.roster.name(rank) not in after.roster.names
-        ]
         keys = {
             (place.attempt, place.roster.name(rank)): result_key(place, rank)
-            for place, rank in (*earlier, *others)
+            for place, after in itertools.pairwise((*self.places, None))
+            if place is not None
+            for rank in place.roster.of_lllaunch
+            if after is None or place.roster.name(rank) not in after.roster.names
         }
+        del keys[last.attempt, last.roster.name(last.group_rank)]
         expected = {
             name: key
             for name, key in keys.items()
