@@ -802,11 +802,11 @@ class _Group(NodeGroup):
     def link(self) -> rendezvous.Rendezvous | None:
         return None if self._link is None else self._link.rendezvous
 
-    def _linked(self) -> nodes_module._Link:
+    def prepare(self) -> nodes_module._Link:
         task = self._node.world.task
         if self._link is None and task is not None:
-            self._link = task.once(super()._linked)
-        return super()._linked()
+            self._link = task.once(super().prepare)
+        return super().prepare()
 
     def _await(self, link: nodes_module._Link, work: Callable[[], Any], _: Any) -> Any:
         done = link.do(work)

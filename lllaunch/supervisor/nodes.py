@@ -153,11 +153,8 @@ class NodeGroup:
 
     # Meeting
 
-    def prepare(self) -> None:
+    def prepare(self) -> _Link:
         """Begin to connect; `join` waits for it."""
-        self._linked()
-
-    def _linked(self) -> _Link:
         if self._link is None:
             rendezvous = Rendezvous(
                 self._nodes, self._address, self._run_id, self._role, self._member.nproc
@@ -175,7 +172,7 @@ class NodeGroup:
         """
         self._stop_listening()
         self._news.clear()
-        link, first = self._linked(), not self._joined
+        link, first = self.prepare(), not self._joined
         rendezvous = link.rendezvous
 
         def member() -> Member:
