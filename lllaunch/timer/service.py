@@ -100,19 +100,20 @@ _TIMERS_PER_PROCESS = 10_000
 _PIPE_BYTES = 1 << 20
 
 
-class Process(NamedTuple):
-    """A process that was alive when it was first seen."""
-
-    owner: int
-    pidfd: int  # descriptor that is readable once it has ended
-
-
 class Timer(NamedTuple):
     """A timer that runs; moments are seconds of the monotonic clock."""
 
     deadline: float
     since: float
     request: FileTimerRequest
+
+
+class Process(NamedTuple):
+    """A process that was alive when it first set a timer."""
+
+    owner: int
+    pidfd: int  # descriptor that is readable once it has ended
+    timers: dict[str, Timer]  # by name
 
 
 class Expired(NamedTuple):
@@ -176,9 +177,7 @@ class TimerService:
         self._left = _REPORTED  # so many rejections are still reported in this period
         self._period_ends = -math.inf
         self._refused: set[tuple[int, str]] = set()  # what was reported of processes
-        self._timers: dict[int, dict[str, Timer]] = {}  # by process and name
         self._processes: dict[int, Process] = {}  # by process id, those that had timers and live
-        self._pids: dict[int, int] = {}  # by descriptor
         self._epoll = select.epoll()
         try:
             self._fifo = make_fifo(path)
@@ -206,13 +205,12 @@ class TimerService:
         self.read_until = now
         # Between reading and registering: what was read may come from a process that has got the
         # number of one that has ended.
-        for fd, _ in self._epoll.poll(0):
-            pid = self._pids.pop(fd, None)
-            if pid is not None:
-                self._epoll.unregister(fd)
-                os.close(fd)
+        ready = {fd for fd, _ in self._epoll.poll(0)}
+        for pid, process in [*self._processes.items()] if ready else ():
+            if process.pidfd in ready:
+                self._epoll.unregister(process.pidfd)
+                os.close(process.pidfd)
                 del self._processes[pid]
-                self.forget([pid])
         self.register(requests)
         rejected, self._rejected = self._rejected, []
         return rejected
@@ -235,7 +233,8 @@ class TimerService:
         for request in requests:
             pid, scope = request.worker_pid, request.scope_id
             if request.expiration_time < 0:
-                self._timers.get(pid, {}).pop(scope, None)
+                if pid in self._processes:
+                    self._processes[pid].timers.pop(scope, None)
                 continue
             refusal = "" if pid in strangers else self._refusal(pid)
             if refusal is not None:
@@ -245,7 +244,7 @@ class TimerService:
                     self._refused.add((pid, refusal))
                     self._reject(refusal, pid=pid)
                 continue
-            timers = self._timers.setdefault(pid, {})
+            timers = self._processes[pid].timers
             if len(timers) < _TIMERS_PER_PROCESS or scope in timers:
                 timers[scope] = Timer(request.expiration_time + offset, now, request)
             else:
@@ -270,8 +269,7 @@ class TimerService:
             os.close(pidfd)
             return f"process {pid} is no worker's" if owner is None else ""
         self._epoll.register(pidfd, select.EPOLLIN)
-        self._pids[pidfd] = pid
-        self._processes[pid] = Process(owner, pidfd)
+        self._processes[pid] = Process(owner, pidfd, {})
         return None
 
     def next_in(self) -> float | None:
@@ -279,8 +277,11 @@ class TimerService:
 
         It may be longer than a clock goes, or than system calls can wait.
         """
-        deadlines = [each.deadline for timers in self._timers.values() for each in timers.values()]
+        deadlines = [each.deadline for each in self._running()]
         return max(0.0, min(deadlines) - self._clock()) if deadlines else None
+
+    def _running(self) -> list[Timer]:
+        return [each for process in self._processes.values() for each in process.timers.values()]
 
     def expired(self) -> list[Expired]:
         """The processes of which timers had expired at the last `dispatch`; each is told once.
@@ -288,26 +289,18 @@ class TimerService:
         All timers of these processes are forgotten. Those that expired later are left to the next
         `dispatch`: their process may have taken them back in what is still to be read.
         """
-        timers = [each for scopes in self._timers.values() for each in scopes.values()]
         over: dict[int, list[Timer]] = {}
-        for timer in sorted(timers, key=lambda timer: timer.deadline):
+        for timer in sorted(self._running(), key=lambda timer: timer.deadline):
             if timer.deadline <= self.read_until:
                 over.setdefault(timer.request.worker_pid, []).append(timer)
-        self.forget(over)
         expired = []
         for pid, timers in over.items():
             first = next((timer for timer in timers if timer.request.signal > 0), timers[0])
-            after = max(0.0, first.deadline - first.since)
-            # a process with timers is known until it has ended, and then has none
-            owner = self._processes[pid].owner
-            request = first.request
+            after, request = max(0.0, first.deadline - first.since), first.request
+            owner, _, own = self._processes[pid]
+            own.clear()
             expired.append(Expired(owner, pid, request.scope_id, after, request.signal))
         return expired
-
-    def forget(self, pids: Iterable[int]) -> None:
-        """Take back all timers of processes."""
-        for pid in pids:
-            self._timers.pop(pid, None)
 
     def signal(self, pid: int, signum: int) -> bool:
         """Send a signal to a process that has set a timer; False if it is gone.
@@ -325,9 +318,8 @@ class TimerService:
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(self._fifo), os.lstat(self._path)):
                 os.unlink(self._path)
-        for fd in (self._fifo, *self._pids):
+        for fd in (self._fifo, *(process.pidfd for process in self._processes.values())):
             os.close(fd)
         self._fifo = -1
         self._processes.clear()
-        self._pids.clear()
         self._epoll.close()
