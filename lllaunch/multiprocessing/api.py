@@ -53,9 +53,8 @@ logger = logging.getLogger(__name__)
 class LogsSpecs(abc.ABC):
     """Which streams go where, before it is known how many workers there are.
 
-    ``redirects``: streams that go to files, for all ranks or by local rank. ``tee``: streams that
-    go to files and are shown, for all ranks or by local rank. ``local_ranks_filter``: ranks whose
-    output is shown; None or an empty set for all.
+    ``redirects``: streams that go to files. ``tee``: streams that go to files and are shown.
+    ``local_ranks_filter``: ranks whose output is shown; None or an empty set for all.
     """
 
     def __init__(
@@ -72,10 +71,7 @@ class LogsSpecs(abc.ABC):
 
     @abc.abstractmethod
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Makes the directories of one attempt.
-
-        ``envs``: environment of each worker by local rank; may be added to.
-        """
+        """Makes the directories of one attempt; may add to the environment of each worker."""
 
     @property
     @abc.abstractmethod
@@ -121,11 +117,8 @@ class DefaultLogsSpecs(LogsSpecs):
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Makes the directories of one attempt.
 
-        The run's directory is made at the first call and kept. The attempt's number is
-        TORCHELASTIC_RESTART_COUNT of rank 0, or the next that is free.
-
-        ``envs``: environment of each worker, for local ranks 0 to n-1. TORCHELASTIC_ERROR_FILE and
-        LLLAUNCH_RESULT_FILE are set in each.
+        Its number is TORCHELASTIC_RESTART_COUNT of rank 0, or the next that is free. Sets
+        TORCHELASTIC_ERROR_FILE and LLLAUNCH_RESULT_FILE.
 
         Raises:
             OutputError: a directory cannot be made; names it, and the rank that it is for.
@@ -265,11 +258,7 @@ class PContext(group.WorkerProcesses, abc.ABC):
         self._values: dict[int, Any] = dict.fromkeys(range(self.nprocs))
 
     def start(self) -> None:
-        """Start the processes. They run when this returns, or `wait` reports their failure.
-
-        Raises:
-            ValueError: they were started before.
-        """
+        """Start the processes. They run when this returns, or `wait` reports their failure."""
         if self._starter is not None:
             raise ValueError(f"{self.name}: start() was called twice")
         if self._handle_signals:
@@ -283,9 +272,8 @@ class PContext(group.WorkerProcesses, abc.ABC):
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:  # noqa: ARG002
         """Wait until all processes succeed or one fails; then end the others.
 
-        ``timeout``: seconds; negative waits forever, 0 does not wait. ``period``: torch's polling
-        interval. Accepted, not needed: an exit wakes this up. Returns the result, or None if the
-        processes still run after ``timeout``.
+        ``timeout``: seconds; negative waits forever, 0 does not wait. ``period``: not needed, an
+        exit wakes this up. Returns None if the processes still run after ``timeout``.
 
         Raises:
             SignalException: a death signal arrived (see ``handle_signals``).
@@ -569,15 +557,14 @@ def start_processes(
     progbar_events: Mapping[str, Any] | None = None,
     interval_sec: float = 0.1,  # noqa: ARG001 - torch's, not needed
 ) -> PContext:
-    """Start one process per entry of ``args``.
+    """Start one process per entry of ``args``; ``wait()`` of what is returned waits for them.
 
     ``logs_specs``: where the streams go. A path here is the older signature's ``log_dir``.
     ``log_line_prefixes``: header of teed lines per local rank, in place of ``[<name><rank>]:``.
-    ``start_method``: for functions: ``spawn``, ``forkserver`` or ``fork``. ``log_dir``: older
-    keyword: directory of the logs, in place of ``logs_specs``. ``local_ranks_filter``: ranks whose
-    output reaches the console, with ``log_dir``. ``progbar_events``: two events, ``trigger_clear``
-    and ``cleared``, by which the caller removes its progress bar before a teed line is shown.
-    Returns the running processes. ``wait()`` waits for them.
+    ``start_method``: for functions: ``spawn``, ``forkserver`` or ``fork``. ``log_dir``,
+    ``redirects``, ``tee``, ``local_ranks_filter``: older keywords, in place of ``logs_specs``.
+    ``progbar_events``: two events, ``trigger_clear`` and ``cleared``, by which the caller removes
+    its progress bar before a teed line is shown.
 
     Raises:
         RuntimeError: ranks are missing in ``args`` or ``envs``.

@@ -13,16 +13,14 @@ what would be seen on a terminal.
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """A line that began in an earlier block, without its end: bytes ``start`` to ``end``."""
 
     start: int

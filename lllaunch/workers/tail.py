@@ -21,8 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self, TextIO, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TextIO, TypeAlias
 
 from lllaunch.files import naming, open_file
 from lllaunch.linux.cgroup import shortage
@@ -745,8 +744,7 @@ class Follower:
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(NamedTuple):
     """How the output of workers is shown."""
 
     # headers of lines by local rank, instead of ``[<name><rank>]:``
