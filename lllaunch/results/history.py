@@ -23,7 +23,7 @@ from lllaunch.run.directory import EVENTS
 from lllaunch.run.result import cause_in
 from lllaunch.supervisor.machine import RestartHistory
 from lllaunch.text import printable
-from lllaunch.watchdog.findings import suspects
+from lllaunch.watchdog.findings import lasted, suspects
 from lllaunch.words import BEGAN, counted, exit_text, ranks
 
 SpanKind = Literal["preload", "rendezvous", "preflight", "spawn", "run", "hang", "grace", "pause"]
@@ -161,6 +161,8 @@ class AttemptTimeline:
     spans: list[TimeSpan] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     fails: bool = False  # a worker failed, or the watchdog ended it
+    # since when it hung, in which local ranks (none: in all), and what was found
+    hang: tuple[int, tuple[int, ...], str] | None = None
 
     @property
     def lanes(self) -> list[Lane]:
@@ -391,6 +393,8 @@ class NodeHistory:
         rank = named[0] if len(named) == 1 else None
         attempt.mark("finding", at, self.line(said if rank is not None else f"{who}{said}"), rank)
         attempt.fails = attempt.fails or (event.ends and event.type != "NotFinite")
+        if event.ends and (seconds := lasted(finding)) is not None:
+            attempt.hang = at - round(seconds * 1e9), local_ranks, self.line(said)
 
     def _on_nodes_agreed(self, event: EventLine, at: int) -> None:
         finding, attempt = cause_in(event.ended.finding), self._attempt_of(event, at)

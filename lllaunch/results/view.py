@@ -458,14 +458,19 @@ def _spans_of(
         TimeSpan("spawn", min(attempt.spawn_ns, started), started),
         TimeSpan("run", started, end),
     ]
-    if hang is not None and hang.since_ns is not None and hang.since_ns < until:
+    since, of_ranks, text = attempt.hang or (until, (), "")
+    if of_ranks and worker.local_rank not in of_ranks:
+        text = ""
+    if hang is not None and hang.since_ns is not None:
         # the watchdog knows who only waited
+        since = hang.since_ns
         finding = str(hang.finding)
         texts = dict.fromkeys(hang.named, finding)
         texts |= {rank: f"only waited for {ranks(hang.hung)}" for rank in hang.waiting if hang.hung}
         texts |= dict.fromkeys(hang.hung, f"hung: {finding}")
-        if text := texts.get(worker.rank, "" if texts else finding):
-            spans.append(TimeSpan("hang", max(started, hang.since_ns), until, _line(text)))
+        text = _line(texts.get(worker.rank, "" if texts else finding))
+    if text and since < until:
+        spans.append(TimeSpan("hang", max(started, since), until, text))
     if until < end:
         spans.append(TimeSpan("grace", until, end))
     return tuple(spans)

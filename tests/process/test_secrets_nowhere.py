@@ -10,7 +10,7 @@ import pytest
 from support.launching import Project
 from support.verbs import Called, Ended, call, call_app
 
-from lllaunch.verbs import check, ls, plan, report, show
+from lllaunch.verbs import verb
 
 NAMES = (
     "HF_TOKEN PLAIN DETOUR NESTED PART DECODED DEFAULTED API_KEY INDIRECT RANKED FILTERED SET"
@@ -116,11 +116,11 @@ def asked(
     monkeypatch.chdir(project.root)
     for name, value in {**SECRETS, **CI}.items():
         monkeypatch.setenv(name, value)
-    verbs = {"check": check, "ls": ls, "plan": plan, "report": report, "show": show}
+    verbs = {name: verb(name) for name in ("check", "ls", "plan", "report", "show")}
 
     def ask(*argv: str, codes: tuple[int, ...] = (0,)) -> Ended:
         if argv[0] in verbs:
-            ended = call(verbs[argv[0]].main, argv[1:], capfd)
+            ended = call(verbs[argv[0]], argv[1:], capfd)
         else:
             ended = call_app(argv, monkeypatch, capfd)
         assert ended.code in codes, ended.err
