@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import os
+import shutil
+import socket
 import struct
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.played import PlayedCollector, collecting
 
 from lllaunch.errors import OutputError
 from lllaunch.heartbeats import HEARTBEAT, ProgressRecord
 from lllaunch.spawner.evidence import WATCHED
 from lllaunch.spec import TIMER_FILE, WatchdogPolicy
-from lllaunch.supervisor.machine import WatchdogFired
+from lllaunch.supervisor import watchdog
+from lllaunch.supervisor.machine import StacksTaken, WatchdogFired
 from lllaunch.supervisor.watchdog import WatchdogDriver
 from lllaunch.testing import FakeClock
-from lllaunch.watchdog.findings import HeartbeatLost, OverMemory, Silent, Stalled, TimedOut
+from lllaunch.watchdog.collector import received
+from lllaunch.watchdog.evidence import RankStack
+from lllaunch.watchdog.findings import (
+    Asked,
+    Finding,
+    HeartbeatLost,
+    OverMemory,
+    Silent,
+    Spinning,
+    Stalled,
+    TimedOut,
+)
 from lllaunch.watchdog.sampling import Sample, Sampler, Usage
 
 MIB = 1 << 20
@@ -42,6 +58,13 @@ class PlayedSampler(Sampler):
     def shared_out(self, usage: Usage) -> int:
         return self.shared or usage.rss
 
+    def use(self, **more: float) -> None:
+        """Both workers have used so much more."""
+        for rank in (0, 1):
+            used = self.usages.get(rank) or Usage(0.0, 0, "R", (100 + rank,))
+            sums = {name: getattr(used, name) + value for name, value in more.items()}
+            self.usages[rank] = used._replace(**sums)  # type: ignore[arg-type]
+
 
 @dataclass
 class Workers:
@@ -50,11 +73,14 @@ class Workers:
     stdouts: dict[int, str] = field(default_factory=lambda: {0: "", 1: ""})
     stderrs: dict[int, str] = field(default_factory=lambda: {0: "", 1: ""})
     nprocs: int = 2
-    parent: int = 0
+    error_files: dict[int, str] = field(default_factory=dict)
+    parent: int = 90
     pids: dict[int, int] = field(default_factory=lambda: {0: 100, 1: 101})
 
     def watched_pids(self) -> dict[int, int]:
         return dict(self.pids)
+
+    known_pids = watched_pids
 
 
 class Played:
@@ -90,6 +116,23 @@ class Played:
         self.clock.advance(max(0.0, until - self.clock()))
         return found + self.reports()
 
+    def found(self, seconds: float, busy: float = 0.0) -> list[Finding]:
+        """What is found in so long, until one ends workers that use such a share of a core."""
+        until, found, turns = self.clock() + seconds, list[Finding](), 0
+        while (wait := self.next_in()) is not None and self.clock() + wait <= until:
+            # whoever has nothing to do wakes nobody up
+            turns += 1
+            assert turns < 1000
+            self.clock.advance(wait)
+            self.sampler.use(cpu=busy * wait)
+            events = self.watch.events(healthy=True)
+            fired = [each for each in events if isinstance(each, WatchdogFired)]
+            found += [each.finding for each in fired]
+            if any(each.ends for each in fired):
+                return found
+        self.clock.advance(max(0.0, until - self.clock()))
+        return found
+
     def reports(self) -> list[object]:
         events = self.watch.events(healthy=True)
         return [each.finding if isinstance(each, WatchdogFired) else each for each in events]
@@ -111,8 +154,9 @@ Play = Callable[..., Played]
 
 
 @pytest.fixture
-def play() -> Iterator[Play]:
+def play(monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
     """Makes watches, which have begun if it is not said otherwise, and closes them in the end."""
+    collecting(monkeypatch)
     watches: list[Played] = []
 
     def made(
@@ -126,6 +170,7 @@ def play() -> Iterator[Play]:
     yield made
     for each in watches:
         each.watch.close()
+    assert all(each.fd < 0 for each in PlayedCollector.made)
 
 
 def test_nothing_is_watched_by_default(play: Play) -> None:
@@ -347,3 +392,127 @@ def test_places_that_killed_launchers_left_are_removed_by_the_next(
     assert {*tmp_path.iterdir()} == before - {left}
     used.close()
     assert {*tmp_path.iterdir()} == {users, young}
+
+
+# Looks at where workers are, and what is only reported
+
+
+def test_a_spin_is_found_by_looks_that_nobody_takes_before_half_of_its_time(play: Play) -> None:
+    played = play(WatchdogPolicy(spin=600.0))
+    assert played.found(299.0, busy=1.0) == []
+    assert PlayedCollector.made == []
+    (finding,) = played.found(331.0, busy=1.0)
+    assert isinstance(finding, Spinning)
+    assert finding.seconds >= 600.0
+    assert len(PlayedCollector.made) == finding.looks > 10
+    assert all(each.written is None for each in PlayedCollector.made)
+
+
+def test_the_stacks_that_workers_write_for_a_look_are_no_output_and_no_io(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played, written = play(WatchdogPolicy(spin=600.0)), 0
+    monkeypatch.setattr(watchdog, "dumped", lambda _: written)
+
+    def result(self: PlayedCollector) -> tuple[RankStack, ...]:
+        nonlocal written
+        written += 50_000
+        played.sampler.use(io=50_000, written=50_000)
+        return tuple(RankStack(rank, frames=self.frames) for rank in self.workers)
+
+    monkeypatch.setattr(PlayedCollector, "result", result)
+    assert len(played.found(631.0, busy=1.0)) == 1
+
+
+def test_time_in_which_the_whole_machine_stood_still_does_not_count(play: Play) -> None:
+    played = play(WatchdogPolicy(spin=600.0))
+    assert played.found(590.0, busy=1.0) == []
+    looks = len(PlayedCollector.made)
+    assert looks
+    played.clock.advance(10_000.0)
+    assert played.found(290.0, busy=1.0) == []
+    assert len(PlayedCollector.made) == looks
+    assert len(played.found(341.0, busy=1.0)) == 1
+
+
+def test_what_is_reported_is_said_once_and_nobody_wakes_up_for_it_again(play: Play) -> None:
+    limits = {"timeout": 100.0, "memory": 10, "spin": 200.0, "silence": 300.0}
+    policy = WatchdogPolicy(**limits, report=frozenset(limits))  # type: ignore[arg-type]
+    played = play(policy, stdouts=FILES, stderrs=FILES)
+    played.sampler.use(rss=100)
+    found = played.found(1000.0, busy=1.0)
+    names = [type(finding).__name__ for finding in found]
+    assert names == ["OverMemory", "TimedOut", "Spinning", "Silent"]
+    looks, made = played.sampler.asked, len(PlayedCollector.made)
+    assert played.found(10**6, busy=1.0) == []
+    assert (played.sampler.asked, len(PlayedCollector.made)) == (looks, made)
+    # the next attempt is watched anew
+    played.watch.prepare(2)
+    played.begin()
+    found = played.found(1000.0, busy=1.0)
+    assert [type(finding).__name__ for finding in found] == names
+
+
+def test_a_stall_that_was_reported_is_not_reported_as_a_spin_again(play: Play) -> None:
+    played = play(WatchdogPolicy(stall=600.0, spin=600.0, report=frozenset({"stall", "spin"})))
+    (finding,) = played.found(3000.0)
+    assert isinstance(finding, Stalled)
+    assert PlayedCollector.made == []
+    # but what comes after they have moved is
+    played.sampler.use(io=10**9)
+    (finding,) = played.found(700.0, busy=1.0)
+    assert isinstance(finding, Spinning)
+
+
+def test_who_asks_for_stacks_does_not_wait_for_a_look(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played = play(WatchdogPolicy(spin=600.0))
+    monkeypatch.setattr(PlayedCollector, "done", False)
+    assert played.found(300.0, busy=1.0) == []
+    (look,) = PlayedCollector.made
+    assert look in played.watch.files()
+    assert look.fd >= 0
+    monkeypatch.setattr(PlayedCollector, "done", True)
+    played.watch.take_stacks(frozenset({0, 1}), Asked(3))
+    assert look.fd < 0
+    assert PlayedCollector.made[-1].written is not None
+    assert [type(each) for each in played.watch.events(healthy=True)] == [StacksTaken]
+    # and the looks go on
+    assert len(played.found(340.0, busy=1.0)) == 1
+
+
+def test_who_says_that_it_gets_on_does_not_hang_when_ctrl_c_comes(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = dict.fromkeys((0, 1), "/dev/null")
+    driver = play(WatchdogPolicy(stall=600.0), stdouts=streams, stderrs=streams).watch
+    # it has run, and written nothing, for long
+    monkeypatch.setattr(driver, "_began_at", time.time() - 100)
+    offset, _, path = driver.environment(1)[HEARTBEAT].partition(":")
+
+    def beat(seconds_ago: float) -> None:
+        with open(path, "r+b") as file:
+            file.seek(int(offset))
+            file.write(struct.pack("q", time.monotonic_ns() - int(seconds_ago * 1e9)))
+
+    looks = driver.interrupted(2)
+    assert looks is not None
+    assert looks.silent >= 100
+    beat(0.0)
+    assert driver.interrupted(2) is None
+    beat(100.0)
+    assert driver.interrupted(2) is not None
+
+
+@pytest.mark.skipif(shutil.which("ss") is None, reason="needs iproute2")
+def test_what_comes_by_tcp_is_counted_by_process() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours = socket.create_connection(server.getsockname())
+        theirs, _ = server.accept()
+    with ours, theirs:
+        before = received({os.getpid()})
+        theirs.sendall(bytes(100_000))
+        ours.recv(100_000, socket.MSG_WAITALL)
+        assert received({os.getpid()}) - before == 100_000
+        assert received({os.getppid()}) == 0
