@@ -42,15 +42,6 @@ def test_cached_values_are_equal_wherever_the_config_is_unpickled() -> None:
     assert first.c != first.c
 
 
-def test_settling_changes_no_text() -> None:
-    texts = {"a": "${cached:x}", "b": "${a}", "c": "???", "d": None, "e": "${nowhere}"}
-    cfg = OmegaConf.create(texts)
-    OmegaConf.set_readonly(cfg, True)
-    OmegaConf.set_struct(cfg, True)
-    settle(cfg)
-    assert OmegaConf.to_container(cfg, resolve=False) == texts
-
-
 @pytest.fixture
 def job() -> DictConfig:
     """A job's config, with Hydra's state as it is while the job runs."""

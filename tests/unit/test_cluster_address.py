@@ -14,7 +14,6 @@ from lllaunch.cluster.address import (
     MOST_NODES,
     expand_hosts,
     format_endpoint,
-    format_nnodes,
     is_ipv6,
     parse_conf,
     parse_endpoint,
@@ -23,15 +22,6 @@ from lllaunch.cluster.address import (
     parse_port,
 )
 from lllaunch.errors import Unfit
-
-
-@pytest.mark.parametrize(
-    ("written", "counts"),
-    [(64, (64, 64)), (" 2 ", (2, 2)), ("1:4", (1, 4)), (MOST_NODES, (MOST_NODES, MOST_NODES))],
-)
-def test_numbers_of_nodes(written: Any, counts: tuple[int, int]) -> None:
-    assert parse_nnodes(written) == counts
-    assert parse_nnodes(format_nnodes(*counts)) == counts
 
 
 @pytest.mark.parametrize(

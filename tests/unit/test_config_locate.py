@@ -133,16 +133,6 @@ def test_methods_are_found_in_their_class(tmp_path: Path) -> None:
     assert statuses == [UNKNOWN, UNKNOWN, MISSING]
 
 
-@pytest.mark.parametrize(
-    "source",
-    ["@wrap\ndef f(x): ...", "if x:\n    def f(x): ...", "def f(x): ...\nf = 1", "class f: ..."],
-)
-def test_a_signature_is_told_only_if_it_is_certain(tmp_path: Path, source: str) -> None:
-    write(tmp_path, "uncertain.py", source)
-    found = find(tmp_path, "uncertain", "f")
-    assert (found.problem, found.signature) == ("", None)
-
-
 def test_what_python_dash_m_would_run(tmp_path: Path) -> None:
     for name in ("app_a/__init__.py", "app_a/__main__.py", "app_b/__init__.py", "app_c.py"):
         write(tmp_path, name)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection
 
 from lllaunch.linux.proc import ProcessFacts, ProcessTable
-from lllaunch.watchdog.sampling import Sampler, Usage, WorkerSample, between, trees
+from lllaunch.watchdog.sampling import Sampler, Usage, WorkerSample, between
 
 WORKER, CHILD, GRANDCHILD, ORPHAN, OTHER = 100, 101, 102, 103, 200
 
@@ -49,13 +49,6 @@ class Table(ProcessTable):
 
     def transferred(self, pid: int) -> tuple[int, int, int]:
         return pid, 10 * pid, 1
-
-
-def test_a_tree_holds_what_was_orphaned_and_what_left_the_session() -> None:
-    assert trees([WORKER, OTHER], EVERYTHING) == {
-        WORKER: (WORKER, CHILD, GRANDCHILD, ORPHAN),
-        OTHER: (OTHER,),
-    }
 
 
 def test_a_workers_usage_is_that_of_its_tree() -> None:
