@@ -32,7 +32,7 @@ from lllaunch.run.judge import judge_attempt
 from lllaunch.run.observer import RunObserver
 from lllaunch.run.result import DiskFull, HungInKernel, Lost
 from lllaunch.spawner.protocol import Function, Script
-from lllaunch.spec import Entrypoint, LaunchSpec
+from lllaunch.spec import Entrypoint, LaunchSpec, Nodes
 from lllaunch.supervisor.machine import (
     AbandonWorkers,
     GroupStarted,
@@ -353,3 +353,18 @@ def test_a_line_is_headed_by_those_who_said_it(template, several, ranks, shown):
     }
     made = spec(log_line_prefix=template)
     assert _header(made, facts, several, ranks) == shown
+
+
+def test_the_interface_of_the_nodes_is_gloos_unless_somebody_has_said_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    nodes = Nodes(2, 2, 0, "c10d", "host0", 29500, interface="ib0")
+
+    def told(**more: object) -> str | None:
+        return worker_environment(spec(nodes=nodes, **more), 0).get("GLOO_SOCKET_IFNAME")
+
+    assert told() == "ib0"
+    assert told(env={"GLOO_SOCKET_IFNAME": "eth1"}) == "eth1"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth2")
+    assert told() is None
