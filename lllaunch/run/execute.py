@@ -722,7 +722,7 @@ def _check(
         return
     target = target_of(spec, _context_before(spec, 0).macro_values())
     assert isinstance(target, Function)
-    observer.importing((*spec.imports, target.module))
+    observer.console.doing(f"importing {', '.join((*spec.imports, target.module))}")
 
     def show() -> float | None:
         observer.console.tick()

@@ -34,7 +34,7 @@ from lllaunch.text import duration, spans
 from lllaunch.watchdog.findings import Asked, GaveUp, NotFinite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from lllaunch.console.console import Console
     from lllaunch.events import Orphan
@@ -429,12 +429,9 @@ class RunObserver:
         found = self.progress(live) if live else {}
         return {self.number(local_rank): each for local_rank, each in found.items()}
 
-    def importing(self, modules: Sequence[str]) -> None:
-        """Take note that modules are imported before workers can start; none if they are."""
-        self.console.doing(f"importing {', '.join(modules)}" if modules else "")
-
     def _tell_imports(self) -> None:
-        self.importing(self._spec.imports if self.is_importing else ())
+        modules = self._spec.imports if self.is_importing else ()
+        self.console.doing(f"importing {', '.join(modules)}" if modules else "")
 
     def close(self) -> None:
         """Close the files; idempotent."""
