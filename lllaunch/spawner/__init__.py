@@ -4,10 +4,11 @@ docs/design has the reasons: spawner-and-fork.md for a helper that imports what 
 and forks, nothing-outlives-the-launcher.md for who ends what, how-a-worker-ends.md for `finish`.
 What the code relies on:
 
-**Who waits.** Neither side waits in its loop. A function is checked by a worker that only imports
-it; the launcher ends a spawner that has died in steps (`client`). What is given up, a check, a
-worker that SIGKILL does not end, a cleanup of orphans, is no matter of the next run on the same
-spawner: answers carry the number of what they answer, and what nobody waits for is not told.
+**Who waits.** The spawner never waits for the launcher. That waits for the confirmation of a
+signal, a second at most, and for the end of a spawner that has died. A function is checked by a
+worker that only imports it. What is given up, a check, a worker that SIGKILL does not end, a
+cleanup of orphans, is no matter of the next run on the same spawner: answers carry the number of
+what they answer, and what nobody waits for is not told.
 
 **Who signals.** The spawner is the parent, so a worker's number is not reused before the spawner
 has waited for it. With each start the launcher gets a pidfd, and uses it when the spawner does not

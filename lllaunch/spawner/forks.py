@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 from lllaunch.linux.cgroup import shortage
 from lllaunch.linux.process import set_open_files_limit, set_parent_death_signal
 from lllaunch.spawner.evidence import CRASH_FILE, SOCKET
-from lllaunch.spawner.interpreter import importing
+from lllaunch.spawner.interpreter import Preloaded, importing
 from lllaunch.spawner.private_names import (
     forget_exit_functions,
     take_over_multiprocessing,
@@ -178,6 +178,7 @@ class ChildDefaults(NamedTuple):
     interpreter: tuple[str, ...]
     # file to write ``0`` to in order to join the workers' cgroup; empty if there is none
     cgroup: str
+    preloaded: Preloaded
 
 
 def failure_of(error: BaseException) -> dict[str, Any]:

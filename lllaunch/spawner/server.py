@@ -80,7 +80,6 @@ class Server:
         launcher: int,
         *,
         ignored: frozenset[signal.Signals] = frozenset(),
-        preloaded: Preloaded | None = None,
         around: ChildDefaults | None = None,
         calls: Mapping[int, Forked] | None = None,
     ) -> None:
@@ -101,7 +100,6 @@ class Server:
         # by the number that the launcher knows it by; 0 for what branches may have left behind
         self._cleanups: dict[int, OrphanCleanup] = {}
         self._around = around
-        self._preloaded = preloaded or Preloaded()
         self._inbox: list[Message] = []
         self._held: list[int] = []
         # Children that are neither workers nor orphans to be ended.
@@ -190,14 +188,7 @@ class Server:
             self._end()
 
     def _configure(self, message: Message) -> None:
-        header = message.header
-        self._around = ChildDefaults(
-            ignored=self._ignored,
-            open_files=(header["open_files"][0], header["open_files"][1]),
-            base_path=tuple(path for path in sys.path if path),
-            interpreter=tuple(header["interpreter"]),
-            cgroup=header["cgroup"],
-        )
+        header, base_path = message.header, tuple(path for path in sys.path if path)
         os.environ.clear()
         os.environ.update(header["environ"])
         time.tzset()
@@ -208,22 +199,29 @@ class Server:
             if process_ended(self._launcher):
                 self._end()
         try:
-            self._preloaded = preload(header["cwd"], header["preload"])
+            done = preload(header["cwd"], header["preload"])
         except PreloadFailed as error:
+            # nothing is started that was ordered meanwhile
             self._send({"event": PreloadBroken(error.module, error.reason, error.traceback)})
-            self._around = None  # nothing is started that was ordered meanwhile
             return
+        self._around = ChildDefaults(
+            ignored=self._ignored,
+            open_files=header["open_files"],
+            base_path=base_path,
+            interpreter=header["interpreter"],
+            cgroup=header["cgroup"],
+            preloaded=done,
+        )
         set_parent_death_signal(signal.SIGCONT)
         # What preloads started for themselves (a resource tracker) is nobody's orphan.
         self._spared.update(proc.children(os.getpid()))
-        done = self._preloaded
         self._send({"event": Ready(done.seconds, done.fork_safe, since_boot_ns())})
 
     def _spawn(self, message: Message) -> None:
         assert self._around is not None
-        pause(self._preloaded.runtimes)
+        pause(self._around.preloaded.runtimes)
         try:
-            request = self._request(message)
+            request = self._request(message, self._around.preloaded)
             pid, report = start(request, self._around, self._own_fds())
         except OSError as error:
             self._refuse(message.header, failure_of(error))
@@ -262,7 +260,7 @@ class Server:
         failed = StartFailed(order["rank"], time_ns=when, attempt=attempt, **failure)
         self._send({"key": order["key"], "event": failed})
 
-    def _request(self, message: Message) -> SpawnRequest:
+    def _request(self, message: Message, preloaded: Preloaded) -> SpawnRequest:
         if message.lost:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         request: SpawnRequest = message.header.pop("request")
@@ -272,7 +270,7 @@ class Server:
             request = request._replace(target=target)
         if request.target is None:
             request = request._replace(target=self._calls.pop(message.header["rank"]))
-        elif not self._preloaded.fork_safe or comes_too_late(request.env, self._preloaded.read):
+        elif not preloaded.fork_safe or comes_too_late(request.env, preloaded.read):
             request = request._replace(fresh=True)
         return request
 
@@ -285,7 +283,8 @@ class Server:
 
     def _branch(self, message: Message) -> None:
         """Fork another spawner, which has all that this one has imported, for another launcher."""
-        pause(self._preloaded.runtimes)
+        assert self._around is not None
+        pause(self._around.preloaded.runtimes)
         try:
             sock, launcher = message.fds
             pid = os.fork()
@@ -301,7 +300,7 @@ class Server:
                 for fd in self._own_fds():
                     os.close(fd)
                 other = socket.socket(fileno=sock)
-                Server(other, launcher, preloaded=self._preloaded, around=self._around).begin()
+                Server(other, launcher, around=self._around).begin()
             finally:
                 # It must never go on as the spawner that it was forked from.
                 os._exit(1)
@@ -421,9 +420,9 @@ def fork_server(
                     base_path=tuple(sys.path),
                     interpreter=(),
                     cgroup="",
+                    preloaded=Preloaded(runtimes=runtimes),
                 )
-                loaded = Preloaded(runtimes=runtimes)
-                Server(theirs, launcher, preloaded=loaded, around=around, calls=calls).serve()
+                Server(theirs, launcher, around=around, calls=calls).serve()
             finally:
                 os._exit(1)
         return pid, os.pidfd_open(pid)
