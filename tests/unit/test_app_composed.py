@@ -70,8 +70,3 @@ def test_locks_are_no_group_to_choose_from(write: Write) -> None:
     assert "exp" in composed.loader.list_groups("")
     assert "locks" not in composed.loader.list_groups("")
     assert composed.loader.list_groups("exp") == ["locks"]
-
-
-# ---------------------------------------------------------------- composed once, not twice
-
-RUN, SWEEP = "hydra.mode=RUN", "hydra.mode=MULTIRUN"

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from support.left import ended_by_launcher, own
 
 from lllaunch.console.console import Console
-from lllaunch.errors import ExitCode, for_signal
+from lllaunch.errors import for_signal
 from lllaunch.events import (
     Exited,
     SpawnerGone,
@@ -321,18 +321,6 @@ def test_signal_to_the_launcher_stops_an_attempt_that_had_not_failed():
 def summary(*attempts, **more):
     known = {"directory": "/run", "run_id": "r", "plan_hash": "h"}
     return summarize(attempts, **known, started_ns=T0, ended_ns=T0 + S, **more)
-
-
-def test_last_attempt_decides_the_run():
-    bad = judge_attempt(attempt(worker(0, 1)))
-    good = judge_attempt(replace(attempt(worker(0, 0)), number=1))
-    found = summary(bad, good)
-    assert (found.state, found.exit_code, found.restarts) == ("succeeded", ExitCode.SUCCESS, 1)
-    assert found.root_cause is None
-    found = summary(good, bad)
-    assert (found.state, found.exit_code) == ("failed", ExitCode.WORKERS_FAILED)
-    assert found.root_cause == bad.root_cause
-    assert found.seconds == 1.0
 
 
 def test_signal_decides_over_the_attempts():
