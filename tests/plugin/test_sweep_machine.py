@@ -17,15 +17,10 @@ from lllaunch.sweep.journal import StartedRecord
 # Each worker tells what it sees, and when it was there.
 WORK = """
 import json, os, time
-from pathlib import Path
 
-def go(seconds, meet):
+def go(seconds):
     begin = time.monotonic_ns()
     time.sleep(seconds)
-    if meet and os.environ["JOB"] == "0":
-        (Path.cwd().parent / f"here-{Path.cwd().name}").touch()
-        while not all((Path.cwd().parent / f"here-{name}").exists() for name in meet.split("-")):
-            time.sleep(0.01)
     told = {
         "job": os.environ["JOB"],
         "rank": os.environ["RANK"],
@@ -40,7 +35,7 @@ def go(seconds, meet):
 """
 
 LAUNCH = (
-    "{entrypoint: 'work:go', args: {seconds: '${seconds}', meet: '${meet}'}, "
+    "{entrypoint: 'work:go', args: {seconds: '${seconds}'}, "
     "env: {JOB: '${hydra:job.num}'}, nproc: '${n}'}"
 )
 
@@ -62,7 +57,7 @@ class Told(NamedTuple):
 def sharing(root: Path) -> SweepProject:
     project = SweepProject(root)
     project.write("work.py", WORK)
-    project.experiment("test", LAUNCH, "seconds: 0.0\nmeet: ''\nn: 1\nx: 0\n")
+    project.experiment("test", LAUNCH, "seconds: 0.0\nn: 1\nx: 0\n")
     return project
 
 
@@ -90,29 +85,6 @@ def leases(project: SweepProject) -> dict[int, Any]:
         for record in project.records()
         if isinstance(record, StartedRecord)
     }
-
-
-def test_two_launchers_share_four_gpus(two: list[SweepProject]) -> None:
-    # the first job of each ends when the other launcher's has begun
-    command = ("+exp=test", "meet=first-second", "seconds=0.1", "n=1,2", "x=range(5)")
-    launchers = [project.start(*command) for project in two]
-    ends = [launcher.finish() for launcher in launchers]
-    assert [end.code for end in ends] == [0, 0], f"{ends[0].err}\n{ends[1].err}"
-    everybody = []
-    for project in two:
-        seen = told(project)
-        assert project.document()["counts"] == {"succeeded": 10}
-        assert len(seen) == 15
-        for worker in seen:
-            # what its lease says, and no more than that
-            own = str(worker.gpus).split(",")
-            assert tuple(own) == leases(project)[int(worker.job)].gpus
-            assert len(own) == (1 if int(worker.job) < 5 else 2)
-            assert set(own) <= set(project.gpus)
-            everybody.append(((project.name, worker.job), worker, set(own)))
-    for (job, one, own), (other, another, others) in combinations(everybody, 2):
-        if job != other and one.beside(another):
-            assert not own & others
 
 
 def test_a_launcher_waits_for_a_gpu_that_another_holds(two: list[SweepProject]) -> None:

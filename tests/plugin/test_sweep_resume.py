@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -12,7 +10,6 @@ import pytest
 from support.launching import text_of, until
 from support.sweeping import SweepProject
 
-KILLS, JOBS = 9, 30
 RESUME = "hydra.launcher.resume=sweep"
 
 QUICK = """
@@ -36,56 +33,6 @@ def project(tmp_path: Path) -> SweepProject:
 
 def starts(project: SweepProject) -> Counter[int]:
     return Counter(map(int, text_of(project.root / "starts").split()))
-
-
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", range(2))
-def test_no_finished_job_is_lost_however_often_the_launcher_is_killed(
-    project: SweepProject, seed: int
-) -> None:
-    chance = random.Random(seed)
-    numbers: dict[tuple[str, ...], int] = {}
-    finished: dict[int, int] = {}
-    for last in (*[False] * KILLS, True):
-        resume = [RESUME] * project.journal.exists()
-        before = text_of(project.journal).count("\n")
-        # a process that is killed has nothing to tell of its coverage
-        launcher = project.start("+exp=quick", f"x=range({JOBS})", *resume)
-        if last:
-            ended = launcher.finish()
-            assert ended.code == 0, ended.err
-            break
-        lines = before + chance.randint(0, 7)
-        until(
-            lambda: (
-                launcher.process.poll() is not None  # noqa: B023
-                or text_of(project.journal).count("\n") >= lines  # noqa: B023
-            ),
-            f"{lines} records",
-        )
-        time.sleep(chance.uniform(0.0, 0.12))  # a moment of many
-        launcher.kill()
-        if chance.random() < 0.5:
-            # else jobs that are on their way to their end meet the next launcher
-            project.all_gone()
-        # the journal can be read, numbers are kept
-        assert numbers.items() <= project.numbers().items()
-        numbers = project.numbers()
-        # what had finished before this launcher was not started again by it
-        count = starts(project)
-        assert {x: count[x] for x in finished} == finished
-        done = project.succeeded()
-        assert set(finished) <= done
-        finished = {x: count[x] for x in done}
-    count = starts(project)
-    assert {x: count[x] for x in finished} == finished
-    assert sorted(count) == list(range(JOBS))
-    document = project.document()
-    assert document["exit_code"] == 0
-    assert document["counts"] == {"succeeded": JOBS}
-    for x, job in enumerate(document["jobs"]):
-        assert (job["job"], job["overrides"]) == (x, ["+exp=quick", f"x={x}"])
-        assert project.result(x)["return_values"]["0"]["value"] == job["return_value"] == x * x
 
 
 @pytest.mark.smoke

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -299,41 +298,6 @@ def test_packages_that_the_policy_does_not_allow_are_not_looked_in(
 
 
 # ---- hostile trees
-
-
-def test_hostile_files_get_a_problem_each(
-    project: Project, checked: Check, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bomb = "".join(
-        f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10) if n else 'x'}]\n" for n in range(12)
-    )
-    configs(
-        project,
-        exp__good=TRAIN,
-        exp__bomb=TRAIN + bomb,
-        exp__itself=f"{GLOBAL}launch: {{entrypoint: train.py, args: '${{launch}}'}}\n",
-        exp__target=f"{GLOBAL}launch:\n  entrypoint: {{_target_: os.system}}\n"
-        "  args: {_target_: os.system, _args_: [touch imported]}\n",
-        exp__resolver=f"{GLOBAL}launch: {{entrypoint: '${{os.system:touch imported}}'}}\n",
-        exp__outside=f"{GLOBAL}defaults: [/../../etc/passwd]\nlaunch: {{entrypoint: train.py}}\n",
-        exp__secret=f"{GLOBAL}launch: {{entrypoint: train.py, "
-        "env: {API_KEY: hf_hunter22hunter22plain}, tee: hf_hunter22hunter22plain, "
-        "args: ['${gone.hf_hunter22hunter22plain}']}\n",
-    )
-    os.mkfifo(project.root / "conf" / "exp" / "fifo.yaml")
-    (project.root / "conf" / "exp" / "loop").symlink_to("..")
-    (project.root / "conf" / "exp" / "bytes.yaml").write_bytes(b"\xff\xfe")
-    (project.root / "conf" / "exp" / "c,d e.yaml").write_text(TRAIN)
-    monkeypatch.setattr(os, "system", pytest.fail)
-    ended = checked()
-    assert ended.code == 2
-    assert "Traceback" not in ended.out
-    assert "hf_hunter22hunter22plain" not in ended.out
-    hit = {line.partition(":")[0].removeprefix("conf/exp/") for line in ended.out.splitlines()}
-    wrong = {"bomb", "itself", "target", "resolver", "outside", "secret", "fifo", "bytes"}
-    assert {f"{name}.yaml" for name in wrong} <= hit
-    assert not {"good.yaml", "c,d e.yaml"} & hit
-    assert not (project.root / "imported").exists()
 
 
 # ---- forms

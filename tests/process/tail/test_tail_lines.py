@@ -1,28 +1,29 @@
-"""Files that are followed: each line is shown whole and once, whoever writes, fails, blocks or is gone."""
+"""Files that are followed: lines are shown whole and once, whoever writes, fails or blocks."""
 
 from __future__ import annotations
-import io
-import os
-import threading
-from pathlib import Path
-import pytest
-from support.launching import WAIT
-from support.tails import Sink, append
-from lllaunch.multiprocessing.tail_log import TailLog, tail_logfile
-from lllaunch.workers.tail import Follower
+
 import ctypes
 import errno
+import io
+import itertools
+import os
 import select
 import subprocess
 import sys
-from support.launching import until
-from lllaunch.linux.process import Inotify
-from lllaunch.multiprocessing.tail_log import TailLog
-import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
+
+import pytest
+from support.launching import WAIT, until
+from support.tails import Sink, append
+
 from lllaunch.console.stream import Outlet
+from lllaunch.linux.process import Inotify
+from lllaunch.multiprocessing.tail_log import TailLog, tail_logfile
 from lllaunch.workers import tail
+from lllaunch.workers.tail import Follower
 
 
 def test_file_and_its_directories_may_come_later(tmp_path: Path, sink: Sink) -> None:
