@@ -210,10 +210,7 @@ class Jobs:
         return directory.path
 
     def _decide(self, cfg: DictConfig) -> LaunchSpec:
-        """Decide what the run of a job's config is, or raise if it may not start.
-
-        Hydra's config is that of the job.
-        """
+        """Decide what the run of a job is, or raise if it may not start."""
         node: Any = HydraConfig.get()
         resume = OmegaConf.select(node, "launcher.resume")
         if node.mode == RunMode.RUN and resume is not None:
@@ -242,12 +239,9 @@ class Jobs:
         return spec
 
     def run(self, cfg: DictConfig) -> RunResult:
-        """Runs one job; to be called by the task function, while Hydra's config of the job is set.
+        """Run one job, for the task function; a `JobFailed` is of one that did not succeed.
 
-        Raises:
-            LaunchError: it could not be run.
-            JobFailed: it did not succeed.
-            SystemExit: a signal ended it; a sweep ends with it, as with Ctrl-C in any Hydra app.
+        A signal ends with a SystemExit what it is a job of, as Ctrl-C ends any Hydra app.
         """
         try:
             with locating(GlobalHydra.instance().config_loader(), root_of(HydraConfig.get())):
@@ -388,10 +382,7 @@ class LaunchedMain(Generic[R]):
         return None
 
     def return_values(self) -> dict[int, Any]:
-        """Return what the function returned in the last run, by rank; empty unless it succeeded.
-
-        A value that cannot be read from its file is an `OutputError`.
-        """
+        """Return what the function returned in the last run, by rank; empty unless it succeeded."""
         found = {} if self.outcome is None else self.outcome.return_values
         return {rank: load(value) for rank, value in found.items()}
 

@@ -59,7 +59,7 @@ from lllaunch.text import first_line
 
 if TYPE_CHECKING:
     from lllaunch.app.own_worker import UserFunction
-    from lllaunch.cluster.slurm import Ending, JobFacts
+    from lllaunch.cluster.slurm import JobFacts
     from lllaunch.run.submission import Account, RequeueCause
     from lllaunch.spawner.client import Spawner
     from lllaunch.spec import LaunchSpec, Requeue
@@ -69,10 +69,7 @@ _PATIENCE = 10.0
 
 
 def read_function(directory: str) -> UserFunction | None:
-    """Return what workers call in the run of a directory; None if its plan says it.
-
-    What cannot be read, or others than this user could have written, is an `OutputError`.
-    """
+    """Return what workers call in the run of a directory; None if its plan says it."""
     path = os.path.join(directory, FUNCTION)
     try:
         with open(open_file(path), "rb") as file:
@@ -276,30 +273,26 @@ def run_task(directory: str, job: str) -> int:
     if submission is None or index >= len(tasks):
         problem = Diagnostic("cluster", "DIR", repr(directory), f"has no task {index}")
         raise ConfigError((problem,))
-    holder = holder_of(directory, index)
-    task = tasks[index]
+    holder, task = holder_of(directory, index), tasks[index]
     submission = structs.replace(submission, job=job, directory="", holder=holder)
-    if len(task) == 1:
-        own = task[0].directory
-        _write_submission(own, submission)
-        # files of several machines do not take lines of each other whole
-        if leads():
-            # what it has said so far; Slurm goes on writing to that file, too
-            said, log = os.path.join(directory, f"{index}.log"), os.path.join(own, LOG)
-            if not os.path.lexists(log):
-                with contextlib.suppress(OSError):
-                    os.rename(said, log)
-            redirect(log)
-        return run_in_job(own, job, submission)
-    from lllaunch.app.packed import run_pack  # noqa: PLC0415 - heavy
+    own, work = task[0].directory, None
+    if len(task) > 1:
+        from lllaunch.app.packed import run_pack  # noqa: PLC0415 - heavy
 
-    for each in task:
-        _write_submission(each.directory, submission)
-    above = os.path.join(directory, str(index))
-    with naming(above):
-        os.makedirs(above, exist_ok=True)
-    _write_submission(above, submission)
-    return run_in_job(above, job, submission, partial(run_pack, task))
+        own, work = os.path.join(directory, str(index)), partial(run_pack, task)
+        with naming(own):
+            os.makedirs(own, exist_ok=True)
+    for each in {own, *(each.directory for each in task)}:
+        _write_submission(each, submission)
+    # files of several machines do not take lines of each other whole
+    if work is None and leads():
+        # what it has said so far; Slurm goes on writing to that file, too
+        said, log = os.path.join(directory, f"{index}.log"), os.path.join(own, LOG)
+        if not os.path.lexists(log):
+            with contextlib.suppress(OSError):
+                os.rename(said, log)
+        redirect(log)
+    return run_in_job(own, job, submission, work)
 
 
 def _write_submission(directory: str, submission: Submission) -> None:
@@ -380,10 +373,7 @@ def _say(text: str) -> None:
 
 
 def enter_code(submission: Submission, directory: str) -> None:
-    """Work and import where the command was given, or there in the snapshot of the code.
-
-    ``directory``: of a run that was submitted, absolute.
-    """
+    """Work and import where the command was given, or there in the snapshot of the code."""
     cwd = submission.cwd
     if not cwd:
         # it was submitted by the version before
@@ -419,17 +409,24 @@ def _end(batch: BatchJob, submission: Submission, code: int, job: str) -> None:
     asks = announced or lost_node
     # asked again as long as there may be time for it: many may ask at once
     facts = _facts(job, questions=3) if asks else None
-    ending = None if facts is None else slurm.ending(facts, restart_count())
-    end_time = None if facts is None else facts.end_time
-    left = None
-    if end_time is not None and batch.signalled_ns:
-        left = max(0.0, end_time - batch.signalled_ns / 1e9)
+    ending, left = None, None
+    cause: RequeueCause | None = None
+    if facts is not None:
+        ending = slurm.ending(facts, restart_count())
+        if facts.end_time is not None and batch.signalled_ns:
+            left = max(0.0, facts.end_time - batch.signalled_ns / 1e9)
+    if ending == "requeued":
+        with contextlib.suppress(LaunchError):
+            down = slurm.has_down_node(os.environ.get("SLURM_JOB_NODELIST", ""))
+            cause = "node_failure" if down else "preempted"
+    elif ending != "cancelled":
+        cause = ending
     decision = decide(
         batch.account,
         EndFacts(
             code,
             signalled=announced,
-            cause=_cause_of_ending(ending),
+            cause=cause,
             seconds_left=left,
             failure=None if outcome is None or outcome.signum else cause_of(code, kind),
             cancelled=ending == "cancelled",
@@ -498,16 +495,6 @@ def _has_lost_node(outcome: RunResult | None, *, announced: bool) -> bool:
     lost = any(node.state == "lost" and node.said for node in outcome.nodes)
     failed = outcome.root_cause is not None and isinstance(outcome.root_cause.cause, NodeGone)
     return failed or (announced and lost)
-
-
-def _cause_of_ending(ending: Ending | None) -> RequeueCause | None:
-    """Return what an end was about, as far as Slurm says."""
-    if ending != "requeued":
-        return None if ending == "cancelled" else ending
-    with contextlib.suppress(LaunchError):
-        down = slurm.has_down_node(os.environ.get("SLURM_JOB_NODELIST", ""))
-        return "node_failure" if down else "preempted"
-    return None
 
 
 def restart_count() -> int:

@@ -385,10 +385,7 @@ def _converted(name: str, text: str) -> str:
 
 
 def quoted(word: str, *, numbers: bool = True) -> str:
-    """Return a word as Hydra's grammar takes it, so that it comes out as the same text.
-
-    ``numbers``: one may come out as a number.
-    """
+    """Return a word as Hydra's grammar takes it: it comes out as that text, or as a number."""
     try:
         number = float(word)
         plain = numbers and word in {repr(number), str(int(number)) if number.is_integer() else ""}

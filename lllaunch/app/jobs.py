@@ -407,10 +407,7 @@ class SweepRefused(LaunchError):
 def choose(
     jobs: Sequence[Sequence[str]], matters: Callable[[str], bool], *, all_of_them: bool = False
 ) -> list[int]:
-    """Returns the indices of the jobs to try; pure.
-
-    ``all_of_them``: whether every job is to be tried.
-    """
+    """Returns the indices of the jobs to try; pure."""
     if all_of_them or not jobs:
         return [*range(len(jobs))]
     chosen, seen = [0], set(jobs[0])
@@ -530,10 +527,8 @@ def map_in_forks(
 ) -> Generator[T, None, None]:
     """Call a function with each of some items, in several forks of this process.
 
-    Close what this returns: in a finalizer an exception of a signal's handler would be lost.
-
-    ``function``: what it returns can be pickled. Raises a `LaunchError` if it has raised
-    something, which standard error shows, or if its process was killed.
+    Close what this returns: in a finalizer an exception of a signal's handler would be lost. A
+    `LaunchError` is of one that has raised something, which standard error shows, or was killed.
     """
     with contextlib.ExitStack() as stack:
         pipes = [

@@ -114,11 +114,12 @@ class HydraSweep:
     _command: str
     # whether the sweeper asks for all jobs at once, so that a resume can, too
     at_once: bool
+    # of earlier batches, and of jobs that had finished in earlier launchers
+    _objectives: Objectives
     _resources: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     # which job runs in a directory
     _taken: dict[str, int] = field(default_factory=dict)
     _batches: int = 0
-    _objectives: Objectives | None = None
     # the last of several, while the sweep's summary is not written and shown
     _open: Batch | None = None
     # whether jobs are in a cluster's queue that this launcher does not follow
@@ -148,8 +149,7 @@ class HydraSweep:
         with locating(loader, config):
             settings = sweep_settings(config, LAUNCHER)
             if not for_cluster:
-                limits = settings.gpus, settings.cpus
-                jobs.machine = find_machine(os.environ, *limits)
+                jobs.machine = find_machine(os.environ, settings.gpus, settings.cpus)
             check_resume(config, settings.resume)
         if ours is not None and ours.quiet:
             settings = settings._replace(console=structs.replace(settings.console, quiet=True))
@@ -175,8 +175,8 @@ class HydraSweep:
                 launcher.on_begin(session.resumed)
             leases = Leases(jobs.machine, lock_cpus=settings.pin_cpus)
             called = "" if ours is None else f"{program()} -m"
-            at_once = launches_once(config)
-            sweep = cls(jobs, settings, leases, session, spawners, called, at_once)
+            at_once, known = launches_once(config), Objectives(session.direction)
+            sweep = cls(jobs, settings, leases, session, spawners, called, at_once, known)
             undo.callback(sweep._conclude_quietly)
             undo.callback(leases.close)
             sweep._resources = undo.pop_all()
@@ -193,10 +193,7 @@ class HydraSweep:
         self._resources.close()
 
     def number(self, overrides: Sequence[Sequence[str]], first: int) -> Batch:
-        """Give jobs their numbers; of a resumed sweep, those that they had.
-
-        Raises `LaunchError` if these have changed, or if the directory cannot be written to.
-        """
+        """Give jobs their numbers; of a resumed sweep, those that they had."""
         jobs, path = self._jobs, self._session.path
         labels = labels_of(overrides, id_of(path) if jobs.users_own else "")
         compose = compared(jobs, overrides, labels, path)
@@ -205,15 +202,15 @@ class HydraSweep:
         return self._session.plan(labels, first, compose, clusters=clusters)
 
     def run(self, batch: Batch, overrides: Sequence[Sequence[str]]) -> FinishSweep:
-        """Run jobs, and write and say what became of them, however that ended.
-
-        Raises `LaunchError` if the sweep itself failed, or could not be written down.
-        """
+        """Run jobs, and write and say what became of them, however that ended."""
         self._open = batch
         where = "Slurm" if self._jobs.for_cluster else str(self._jobs.machine)
         console = SweepConsole(machine=where, policy=self._settings.console)
-        failure: LaunchError | None = None
-        finish: FinishSweep | None = None
+        common, finish = self._common(batch), None
+        for number, job in batch.skipped.items():
+            if job.objective is not None:
+                name = short_overrides(batch.label(number), common)
+                self._objectives.add(Objective(job.objective, number, name))
         # one that comes while the end is written and told does not keep that from being done
         with (
             SignalSource(quiet=QUIET, stops=True) as signals,
@@ -221,29 +218,26 @@ class HydraSweep:
         ):
             board = Board(
                 *(self._session.path, len(batch.numbers), batch.label, len(batch.skipped)),
-                common=self._common(batch),
+                common=common,
                 policy=self._settings.policy,
                 slots=None if self._jobs.for_cluster else self._jobs.machine.everything,
-                objectives=self._known_objectives(batch),
+                objectives=self._objectives,
             )
             console.began(board, None if self.at_once else self._batches - 1)
             try:
                 finish = self._sweep(batch, overrides, console, signals)
-            except LaunchError as error:
-                failure = error
-            if self.left:
-                self._open = None
-                where = shown_path(self._session.path, os.getcwd())
-                _say(
-                    f"the sweep is in {where}; 'lllaunch wait {where}' waits for its jobs, "
-                    f"'lllaunch stop {where}' ends them, {resume_override(where)} goes on with it"
-                )
-            elif self.at_once or finish is None or finish.signum is not None:
-                failure = self._conclude(batch, console, failure)
+            finally:
+                if self.left:
+                    self._open = None
+                    where = shown_path(self._session.path, os.getcwd())
+                    _say(
+                        f"the sweep is in {where}; 'lllaunch wait {where}' waits for its jobs, "
+                        f"'lllaunch stop {where}' ends them, {resume_override(where)} goes on with "
+                        "it"
+                    )
+                elif self.at_once or finish is None or finish.signum is not None:
+                    self._conclude(batch, console)
             late = [signum for signum in signals.received() if signum not in signals.quiet]
-        if failure is not None or finish is None:
-            assert failure is not None
-            raise failure
         if late and finish.signum is None:
             return structs.replace(finish, signum=late[0], exit_code=for_signal(late[0]))
         return finish
@@ -311,45 +305,21 @@ class HydraSweep:
             with SignalSource(quiet=QUIET), contextlib.closing(console):
                 board = Board(self._session.path, 0, batch.label, common=self._common(batch))
                 console.began(board, batch=1)
-                failure = self._conclude(batch, console, None, seen=False)
-            if failure is not None:
-                raise failure
+                self._conclude(batch, console, seen=False)
 
-    def _conclude(
-        self,
-        batch: Batch,
-        console: SweepConsole,
-        failure: LaunchError | None,
-        *,
-        seen: bool = True,
-    ) -> LaunchError | None:
+    def _conclude(self, batch: Batch, console: SweepConsole, *, seen: bool = True) -> None:
         """Write and say what became of the sweep, of which this was the last batch."""
         self._open = None
         result = self._session.result()
-        # before the console has its last word, which it may have to wait for
         try:
+            # before the console has its last word, which it may have to wait for
             self._session.write(result, batch.numbers, batch.label)
-        except OutputError as error:
-            failure = failure or error
-        resume = self._command if self.at_once else None
-        # one that has not seen the jobs knows no times of theirs
-        numbers = batch.numbers if self.at_once and seen else None
-        console.finished(result, numbers, resume=resume)
-        tell_ci(self._session.path)
-        return failure
-
-    def _known_objectives(self, batch: Batch) -> Objectives:
-        """Return those of earlier batches, and of jobs that had finished in earlier launchers."""
-        if self._objectives is None:
-            self._objectives = Objectives(self._session.direction)
-        if batch.skipped:
-            common = self._common(batch)
-            for number, job in batch.skipped.items():
-                value = job.objective
-                if value is not None:
-                    name = short_overrides(batch.label(number), common)
-                    self._objectives.add(Objective(value, number, name))
-        return self._objectives
+        finally:
+            resume = self._command if self.at_once else None
+            # one that has not seen the jobs knows no times of theirs
+            numbers = batch.numbers if self.at_once and seen else None
+            console.finished(result, numbers, resume=resume)
+            tell_ci(self._session.path)
 
     def _common(self, batch: Batch) -> frozenset[str]:
         """Return the overrides that all jobs of the sweep have."""

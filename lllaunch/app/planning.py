@@ -297,10 +297,7 @@ def install_app(config_dir: str | None) -> None:
 
 
 def experiment_name(config: DictConfig) -> str:
-    """Returns what a run is called in review: its choice of `EXPERIMENTS`, or its primary config.
-
-    An empty string if there is neither.
-    """
+    """Return a run's name in review: its choice of `EXPERIMENTS`, its primary config, or empty."""
     choices: Any = OmegaConf.select(config, "hydra.runtime.choices")
     choice = choices.get(EXPERIMENTS) if isinstance(choices, DictConfig) else None
     if isinstance(choice, str) and choice:

@@ -171,6 +171,25 @@ def batch_text(spec: LaunchSpec, name: str) -> str:
     )
 
 
+def _expect_accepted(text: str) -> None:
+    """Raise if the cluster would not take a batch file: nothing is submitted then."""
+    problem = slurm.test_only(text)
+    if problem is not None:
+        raise slurm.SubmitFailed("sbatch --test-only", problem, exit_code=int(ExitCode.CONFIG))
+
+
+def _snapshot(
+    cluster: Cluster, cwd: str, directory: str, holder: str, say: Callable[[str], object]
+) -> Snapshot | None:
+    """Set the code aside, if the cluster's settings say so, and hold it if it is temporary."""
+    if cluster.snapshot == "none":
+        return None
+    snapshot = take(cwd, free_place(directory), os.environ, say)
+    if snapshot is not None and cluster.snapshot == "temporary":
+        hold(snapshot, [holder])
+    return snapshot
+
+
 def submit_run(
     spec: LaunchSpec,
     cfg: DictConfig,
@@ -194,22 +213,13 @@ def submit_run(
     slurm.expect_available()
     replace_submission(directory)
     text = batch_text(spec, name)
-    problem = slurm.test_only(text)
-    if problem is not None:
-        raise slurm.SubmitFailed("sbatch --test-only", problem, exit_code=int(ExitCode.CONFIG))
-    snapshot = None
-    if cluster.snapshot != "none":
-        snapshot = take(spec.runtime_cwd, free_place(directory), os.environ, console.note)
+    _expect_accepted(text)
+    cwd = spec.runtime_cwd
+    snapshot = _snapshot(cluster, cwd, directory, _HOLDER, console.note)
     plain = make_ready(spec, cfg, user, snapshot, directory)
     submission = Submission.of(
-        *(cluster, directory),
-        cwd=spec.runtime_cwd,
-        plain=plain,
-        snapshot=snapshot,
-        holder=_HOLDER,
+        *(cluster, directory), cwd=cwd, plain=plain, snapshot=snapshot, holder=_HOLDER
     )
-    if snapshot is not None and cluster.snapshot == "temporary":
-        hold(snapshot, [_HOLDER])
     # its id may be lost with this process; the directory then tells which it is
     submission.write(directory)
     # that of a former run would be taken for this one's
@@ -381,7 +391,9 @@ class SlurmExecutor(Executor):
                 return
             if self._answers:
                 slurm.expect_available()
-                self._expect_accepted()
+                first = {id(array.cluster): array for array in self._arrays_of(self._answers)}
+                for array in first.values():
+                    _expect_accepted(self._batch_text(array, array.cluster, self._session.path))
             if self._in_queue:
                 text = "that an earlier launcher has submitted are followed"
                 self._say(f"{counted(len(self._in_queue), 'job')} {text}")
@@ -515,14 +527,9 @@ class SlurmExecutor(Executor):
         with naming(self._session.path):
             # from now on this is a sweep of a cluster for whoever finds it
             os.makedirs(os.path.join(self._session.path, ARRAYS), exist_ok=True)
-        if first.snapshot != "none":
-            cwd = str(self._jobs.master.hydra.runtime.cwd)
-            self._snapshot = take(cwd, free_place(self._session.path), os.environ, self._say)
-            if self._snapshot is not None and first.snapshot == "temporary":
-                # as long as jobs are to be submitted
-                hold(self._snapshot, [_SWEEP_HOLDER])
+        cwd = str(self._jobs.master.hydra.runtime.cwd)
+        self._snapshot = _snapshot(first, cwd, self._session.path, _SWEEP_HOLDER, self._say)
         cores = len(os.sched_getaffinity(0))
-
         found, faults = {}, {}
         with contextlib.closing(map_in_forks(self._make_ready, numbers, cores)) as made:
             for number in numbers:
@@ -587,16 +594,6 @@ class SlurmExecutor(Executor):
             jobs.append((ArrayJob(number, directory), answer.payload[0]))
         self._most_tasks = self._most_tasks or slurm.max_array_size()
         return arrays_of(jobs, self._most_tasks)
-
-    def _expect_accepted(self) -> None:
-        """Raise if the cluster would not accept an array: none is submitted then."""
-        assert self._answers is not None
-        first = {id(array.cluster): array for array in self._arrays_of(self._answers)}
-        for array in first.values():
-            problem = slurm.test_only(self._batch_text(array, array.cluster, self._session.path))
-            if problem is not None:
-                command = "sbatch --test-only"
-                raise slurm.SubmitFailed(command, problem, exit_code=int(ExitCode.CONFIG))
 
     def _submit(self) -> None:
         """Submit as many arrays as the cluster takes."""

@@ -38,12 +38,8 @@ def check(argv: Sequence[str]) -> int:
     parser.add_argument(
         "directory", metavar="DIR", nargs="?", default=_CONF, help="top of the tree; default: conf"
     )
-    forms = ("text", "json", "junit", "github")
-    parser.add_argument("--format", choices=forms, default="text", help="default: text")
-    parser.add_argument(
-        "--output", metavar="FILE", help="write to a file, completely or not at all"
-    )
-    parser.add_argument("--strict", action="store_true", help="count warnings as problems")
+    parser.add_format("text", "json", "junit", "github")
+    parser.add_flags(strict="count warnings as problems")
     return perform(parser, argv, _check)
 
 
@@ -57,12 +53,7 @@ def _check(given: argparse.Namespace) -> int:
 
 
 def tell(outcome: Outcome, form: str, output: str | None, *, strict: bool) -> None:
-    """Writes what was found, to a file or, without one, to standard output.
-
-    Raises:
-        OutputError: a file cannot be written.
-        OSError: standard output cannot be written.
-    """
+    """Writes what was found, to a file or, without one, to standard output."""
     from lllaunch.checking import findings  # noqa: PLC0415 - as above
     from lllaunch.results.report import tell_step  # noqa: PLC0415 - as above
 

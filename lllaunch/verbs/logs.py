@@ -90,10 +90,8 @@ def logs(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--attempt", metavar="N", type=whole_number, help="attempt to show; default: the last one"
     )
-    parser.add_argument(
-        "--launcher",
-        action="store_true",
-        help="show what the launcher printed in the batch job of a run on a cluster",
+    parser.add_flags(
+        launcher="show what the launcher printed in the batch job of a run on a cluster"
     )
     return perform(parser, argv, _show_logs)
 
@@ -273,7 +271,7 @@ def stacks(argv: Sequence[str]) -> int:
         type=rank_list,
         help="show all threads of these ranks: 0, 1-3, or 0,2-3",
     )
-    parser.add_argument("--json", action="store_true", help="print an object")
+    parser.add_flags(json="print an object")
     return perform(parser, argv, _show_stacks)
 
 

@@ -56,17 +56,11 @@ def ls(argv: Sequence[str]) -> int:
     what = f"where to search; default: {roots}, and other places where runs were started from here"
     parser.add_argument("dirs", metavar="DIR", nargs="*", help=what)
     parser.add_argument("--json", action="store_true", help="print an array of objects")
-    parser.add_argument(
-        "--state",
-        metavar="STATE[,...]",
-        type=_states,
-        help="only these states",
-    )
+    parser.add_argument("--state", metavar="STATE[,...]", type=_states, help="only these states")
     parser.add_argument(
         "--limit", metavar="N", type=partial(whole_number, least=1), help="only the first N"
     )
-    parser.add_argument("--sweeps", action="store_true", help="only sweeps")
-    parser.add_argument("--jobs", action="store_true", help="also list the jobs of sweeps")
+    parser.add_flags(sweeps="only sweeps", jobs="also list the jobs of sweeps")
     return perform(parser, argv, _list)
 
 

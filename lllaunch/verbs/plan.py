@@ -170,19 +170,27 @@ def plan(argv: Sequence[str]) -> int:
         default="text",
         help="default: text; trainjob: a manifest for Kubernetes that runs the plan",
     )
-    parser.add_argument("--changed", action="store_true", help="omit defaults")
-    parser.add_argument("--portable", action="store_true", help="omit what differs by machine")
+    parser.add_flags(changed="omit defaults", portable="omit what differs by machine")
     modes = parser.add_mutually_exclusive_group()
     modes.add_argument("--lock", action="store_true", help="write the plan to conf/locks/NAME.yaml")
-    modes.add_argument(
-        "--diff", action="store_true", help="print how the plan differs from its lock"
-    )
+    differs = "print how the plan differs from its lock"
+    modes.add_argument("--diff", action="store_true", help=differs)
     parser.add_argument(
         "--name",
         help="name of the lock or the TrainJob; default: the choice of group exp, else the primary"
         " config",
     )
-    add_manifest_flags(parser)
+    group = parser.add_argument_group("for --format trainjob")
+    group.add_argument("--image", metavar="IMAGE", help="image of the pods; default: the runtime's")
+    group.add_argument(
+        "--runtime",
+        metavar="[KIND/]NAME",
+        help=f"the training runtime; default: {_RUNTIME}. KIND is ClusterTrainingRuntime, or"
+        " TrainingRuntime for one of the namespace",
+    )
+    group.add_argument(
+        "--nodes", metavar="N", type=int, help="the number of nodes; default: launch.nnodes"
+    )
     add_hydra_flags(parser)
     parser.add_argument_group(
         "a script, as in a run",
@@ -197,9 +205,8 @@ def _plan(given: argparse.Namespace) -> int:
     findings = Findings()
     for name in ("lock", "diff") if trainjob else ("image", "runtime", "nodes"):
         if getattr(given, name):
-            message = (
-                "is not for --format trainjob" if trainjob else "is for --format trainjob alone"
-            )
+            message = f"is {'not for' if trainjob else 'for'} --format trainjob"
+            message += "" if trainjob else " alone"
             findings.add_about(f"--{name}", message, code="trainjob")
     findings.raise_if_any()
     if trainjob:
@@ -223,10 +230,7 @@ def _plan(given: argparse.Namespace) -> int:
         elif given.has_script and not (command.multirun or as_json):
             print_lines(experiment_text(runs[0]).splitlines())
         elif not given.lock:
-            spec = runs[0].spec
-            build = None
-            if not given.portable:
-                build = query.of_run(spec)
+            build = None if given.portable else query.of_run(runs[0].spec)
             sweep, changed = command.multirun, given.changed
             _show(runs, build, sweep=sweep, as_json=as_json, changed=changed)
         if refused.problems:
@@ -244,12 +248,7 @@ def experiment_text(run: Reviewed) -> str:
 
 
 def _show(
-    runs: Sequence[Reviewed],
-    build: Build | None,
-    *,
-    sweep: bool,
-    as_json: bool,
-    changed: bool,
+    runs: Sequence[Reviewed], build: Build | None, *, sweep: bool, as_json: bool, changed: bool
 ) -> None:
     first = runs[0]
     batch = _batch_file(first, portable=build is None)
@@ -391,30 +390,8 @@ _LONGEST = 40
 _EXPANDED = re.compile(r"\$(?=[$(])")
 
 
-def add_manifest_flags(parser: argparse.ArgumentParser) -> None:
-    """Lets `plan` take what a manifest needs and no config says."""
-    group = parser.add_argument_group("for --format trainjob")
-    group.add_argument("--image", metavar="IMAGE", help="image of the pods; default: the runtime's")
-    group.add_argument(
-        "--runtime",
-        metavar="[KIND/]NAME",
-        help=f"the training runtime; default: {_RUNTIME}. KIND is ClusterTrainingRuntime, or"
-        " TrainingRuntime for one of the namespace",
-    )
-    group.add_argument(
-        "--nodes", metavar="N", type=int, help="the number of nodes; default: launch.nnodes"
-    )
-
-
 def show_trainjob(command: ConfigRequest, given: argparse.Namespace) -> None:
-    """Prints a TrainJob that runs a plan.
-
-    Raises:
-        ConfigError: something is wrong.
-        PlanRefused: the plan is locked, or has a lock, and is not the reviewed one; or its project
-            does not allow it.
-        ComposeFailed: Hydra cannot compose it.
-    """
+    """Prints a TrainJob that runs a plan; what is locked, or has a lock, as reviewed only."""
     composed = Composition(command)
     if composed.is_sweep():
         raise ConfigError((_problem("-m", "", "is for sweeps, and a TrainJob is one run"),))

@@ -43,6 +43,17 @@ RUN names {kinds}: its directory, the end of its path, the id of its batch job, 
 'latest' (the default), {last} started last from here."""
         self.add_argument("run", metavar="RUN", nargs="?", default="latest", help="default: latest")
 
+    def add_flags(self, **helps: str) -> None:
+        """Take options without a value, each with what ``--help`` says of it."""
+        for name, text in helps.items():
+            self.add_argument(f"--{name}", action="store_true", help=text)
+
+    def add_format(self, *forms: str) -> None:
+        """Take one of several formats, text by default, and a file in place of the terminal."""
+        self.add_argument("--format", choices=forms, default="text", help="default: text")
+        text = "write to a file, completely or not at all"
+        self.add_argument("--output", metavar="FILE", help=text)
+
     def error(self, message: str) -> NoReturn:
         """Exit with what is wrong with the arguments."""
         self.exit(ExitCode.CONFIG, f"lllaunch: {message}; see {self.prog} --help\n")
@@ -55,12 +66,10 @@ def perform(
     *,
     takes_script: bool = False,
 ) -> int:
-    """Run a verb and return its exit code.
+    """Run a verb with its words, and return its exit code, 0 for None; print its `LaunchError`.
 
-    ``parser``: of its arguments. ``argv``: what follows it on the command line. ``verb``: gets the
-    arguments, prints to standard output, and returns an exit code or None. A `LaunchError` of it is
-    printed. ``takes_script``: whether it takes what runs a script, as
-    `lllaunch.app.command_line.read` has it; ``has_script`` is then among the arguments.
+    ``takes_script``: whether it takes what runs a script, as `lllaunch.app.command_line.read` has
+    it; ``has_script`` is then among the arguments.
     """
     if not sys.stdout:
         complain("standard output is closed")
@@ -107,11 +116,7 @@ def _without_script(parser: argparse.ArgumentParser, argv: Sequence[str]) -> lis
 
 
 def rank_list(text: str) -> frozenset[int]:
-    """Return the ranks that an argument names.
-
-    Raises:
-        ArgumentTypeError: it names none.
-    """
+    """Return the ranks that an argument names."""
     from lllaunch.config.values import parse_ranks  # noqa: PLC0415 - of few verbs
 
     try:
@@ -122,11 +127,7 @@ def rank_list(text: str) -> frozenset[int]:
 
 
 def whole_number(text: str, least: int = 0) -> int:
-    """Return the whole number that an argument is.
-
-    Raises:
-        ArgumentTypeError: it is none, or less than ``least``.
-    """
+    """Return the whole number that an argument is."""
     if not text.isascii() or not text.isdecimal() or int(text) < least:
         raise argparse.ArgumentTypeError(f"expected a whole number from {least} on, got {text!r}")
     return int(text)
@@ -156,11 +157,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def hand_over(text: str, output: str | None) -> None:
-    """Print a text in UTF-8, or write it to a file: completely or not at all.
-
-    Raises:
-        OutputError: the file cannot be written.
-    """
+    """Print a text in UTF-8, or write it to a file: completely or not at all."""
     from lllaunch.results.report import emit, encoded  # noqa: PLC0415 - of few verbs
 
     if output is None:

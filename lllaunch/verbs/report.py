@@ -55,11 +55,7 @@ def report(argv: Sequence[str]) -> int:
     """Run the verb and return its exit code."""
     parser = Parser("report", _DESCRIPTION, _EPILOG)
     parser.add_argument("path", metavar="PATH", nargs="?", default=LATEST, help="default: latest")
-    forms = (*RENDERERS, "junit", "github", "html", "trace")
-    parser.add_argument("--format", choices=forms, default="text", help="default: text")
-    parser.add_argument(
-        "--output", metavar="FILE", help="write to a file, completely or not at all"
-    )
+    parser.add_format(*RENDERERS, "junit", "github", "html", "trace")
     parser.add_argument(
         "--name", default="lllaunch", help="class name of the test cases in JUnit XML"
     )

@@ -42,9 +42,7 @@ def stop(argv: Sequence[str]) -> int:
     """Run the verb and return its exit code."""
     parser = Parser("stop", _STOP)
     parser.add_run()
-    parser.add_argument(
-        "--now", action="store_true", help="kill the workers without a grace period"
-    )
+    parser.add_flags(now="kill the workers without a grace period")
     return perform(parser, argv, _stop)
 
 
@@ -178,9 +176,6 @@ def until_over(
     """Wait until a run or a sweep is over, here or on a cluster; return what became of it.
 
     `look` is called with what is known of it and the queue, each time that a cluster was asked.
-
-    Raises:
-        OutputError: as `until_released` has it.
     """
     queue, pause = BatchQueue(), _BETWEEN
     lock = lock_of(found.kind, found.path)
@@ -222,10 +217,8 @@ def _may_come_back(entry: ListEntry, queue: BatchQueue) -> bool:
 def until_released(lock: str) -> None:
     """Wait until nobody holds a lock, which launcher, spawner and jobs do while they live.
 
-    The kernel wakes this up; to share a lock that is free for a moment keeps no launcher out.
-
-    Raises:
-        OutputError: the file system knows no locks, so that nobody can tell.
+    The kernel wakes this up; to share a lock that is free for a moment keeps no launcher out. An
+    `OutputError` is of a file system that knows no locks.
     """
     try:
         fd = open_file(lock)

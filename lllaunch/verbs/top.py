@@ -46,10 +46,7 @@ def top(argv: Sequence[str]) -> int:
     roots = ", ".join(DEFAULT_ROOTS)
     what = f"default: all of {roots}, and other places where runs were started from here"
     parser.add_argument("run", metavar="RUN", nargs="?", help=what)
-    parser.add_argument(
-        "--plain", action="store_true", help="use the table even if textual is installed"
-    )
-    parser.add_argument("--once", action="store_true", help="print once and exit")
+    parser.add_flags(plain="use the table even if textual is installed", once="print once and exit")
     parser.add_argument(
         "--interval",
         metavar="SECONDS",
@@ -70,11 +67,7 @@ def _interval(text: str) -> float:
 
 
 def watched(name: str | None) -> Watched:
-    """Return what is to be looked at: a run, a sweep, or directories.
-
-    Raises:
-        NoSuchRun: there is no such thing.
-    """
+    """Return what is to be looked at: a run, a sweep, or directories."""
     if name is None:
         return tuple(roots_of())
     if os.path.isdir(name) and look(name) is None:
