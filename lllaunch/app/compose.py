@@ -20,16 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra import version
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobRuntime, env_override, setup_globals, validate_config_path
+from hydra.core.utils import JobRuntime, setup_globals, validate_config_path
 from hydra.types import HydraContext, RunMode
 from omegaconf import OmegaConf, open_dict, read_write
 
 from lllaunch.app.boundary import message_of, reason_of, without_variables
-from lllaunch.app.gate import (
-    GuardedLoader,
-    expect_own_environment,
-    lock_name,
-)
+from lllaunch.app.gate import GuardedLoader, lock_name
 from lllaunch.app.jobs import SweepJobs
 from lllaunch.app.planning import (
     BASE,
@@ -51,7 +47,7 @@ from lllaunch.config.plan import SOURCES, hash_of, portable_plan
 from lllaunch.config.secrets import safe_source
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
 from lllaunch.hydra_compat import BASIC_SWEEPER, Callbacks, create_automatic_config_search_path
-from lllaunch.review.allow import check, unlocked_variables, with_hydra
+from lllaunch.review.allow import check, unlocked_variables
 from lllaunch.review.annotated import chain_of
 from lllaunch.review.paths import tree_top
 
@@ -167,10 +163,8 @@ class Composition:
 
     def plan(self, config: DictConfig, *, entrypoint_required: bool = True) -> LaunchSpec:
         """Decides what the run of a config would be, on no machine in particular."""
-        expect_own_environment(config)
-        with composing(), env_override(dict(config.hydra.job.env_set)):
-            spec = plan_job(config, None, here=False, entrypoint_required=entrypoint_required)
-        return with_hydra(spec, config)
+        with composing():
+            return plan_job(config, None, here=False, entrypoint_required=entrypoint_required)
 
     def is_sweep(self) -> bool:
         """Return whether a sweep is asked for, by the command line or by the config."""

@@ -27,7 +27,14 @@ from omegaconf import AnyNode, DictConfig, OmegaConf, open_dict, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.app.boundary import expect_readable
-from lllaunch.app.planning import PACKAGED, experiment_name, job_name, locating, words_of
+from lllaunch.app.planning import (
+    PACKAGED,
+    expect_own_environment,
+    experiment_name,
+    job_name,
+    locating,
+    words_of,
+)
 from lllaunch.config.fields import Findings
 from lllaunch.config.omegaconf_compat import own_node, raw_value
 from lllaunch.config.read import Reader
@@ -49,8 +56,6 @@ if TYPE_CHECKING:
 _SEARCHPATH = "hydra.searchpath"
 _MODES = {f"hydra.mode={mode.name}": mode for mode in RunMode}
 _PACKAGES = frozenset({PACKAGED, "pkg://hydra.conf"})
-# What begins so lllaunch itself reads.
-_OURS = "LLLAUNCH_"
 
 
 class JobOf(NamedTuple):
@@ -85,19 +90,6 @@ def admit(
     )
     if refused.problems or refused.changes:
         raise refused
-
-
-def expect_own_environment(config: DictConfig) -> None:
-    """Raise `ConfigError` if a config sets what lllaunch itself reads of the environment.
-
-    Hydra sets ``hydra.job.env_set`` before a run starts, and so could name another policy.
-    """
-    node: Any = OmegaConf.select(config, "hydra.job.env_set", throw_on_resolution_failure=False)
-    findings, message = Findings(), "may not be set by a config: lllaunch itself reads it"
-    for name in map(str, node if isinstance(node, DictConfig) else ()):
-        if name.startswith(_OURS):
-            findings.add_about(f"hydra.job.env_set.{name}", message, code="reserved-variable")
-    findings.raise_if_any()
 
 
 def policy_of(top: str) -> Policy | None:

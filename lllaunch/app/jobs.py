@@ -22,7 +22,7 @@ from msgspec import structs
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lllaunch.app.boundary import JobFailed, message_of, without_variables
-from lllaunch.app.gate import JobOf, admit, asks_for_lock, expect_own_environment
+from lllaunch.app.gate import JobOf, admit, asks_for_lock
 from lllaunch.app.planning import in_snapshot, job_name, load, locating, perform, plain, plan_job
 from lllaunch.app.sweeper import Lazy
 from lllaunch.cluster.address import format_nnodes
@@ -184,17 +184,15 @@ class SweepJobs:
 
         ``here`` is False for reviewers, on no machine in particular.
         """
-        expect_own_environment(config)
-        with env_override(config.hydra.job.env_set):
-            spec = plan_job(
-                config,
-                self.user,
-                outer=LAUNCHER,
-                users_own=self.users_own,
-                environ={**os.environ, **self.machine.environment(self.machine.everything)},
-                threads=self._threads,
-                here=here,
-            )
+        spec = plan_job(
+            config,
+            self.user,
+            outer=LAUNCHER,
+            users_own=self.users_own,
+            environ=self.machine.environment(self.machine.everything),
+            threads=self._threads,
+            here=here,
+        )
         ours = config.hydra.launcher.get("_target_") == TARGET
         if ours and spec.nodes is not None and spec.cluster is None:
             nnodes = format_nnodes(spec.nodes.min_nodes, spec.nodes.max_nodes)
@@ -202,11 +200,7 @@ class SweepJobs:
             message = "asks for several machines, and the jobs of a sweep run on this one"
             hint = "start it by itself, without -m"
             raise ConfigError((Diagnostic("nodes", "launch.nnodes", written, message, hint),))
-        if here:
-            return spec
-        from lllaunch.review.allow import with_hydra  # noqa: PLC0415 - for reviewers
-
-        return with_hydra(spec, config)
+        return spec
 
     def prepare(
         self, overrides: Sequence[str], labels: Sequence[str], number: int, directory: str | None

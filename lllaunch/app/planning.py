@@ -25,14 +25,16 @@ from hydra import version
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
+from hydra.core.utils import env_override
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from msgspec.structs import replace
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from lllaunch.config.omegaconf_compat import root_of
 from lllaunch.config.read import register_resolvers
 from lllaunch.config.schema import schema_node
-from lllaunch.errors import Diagnostic, LaunchError, OutputError
+from lllaunch.errors import ConfigError, Diagnostic, LaunchError, OutputError
 from lllaunch.files import is_below
 from lllaunch.hydra_compat import root_defaults, store_deferred
 from lllaunch.secret_names import redacted_overrides
@@ -92,11 +94,36 @@ def locating(loader: ConfigLoader, config: Any) -> Iterator[None]:
         raise
 
 
-def plan_job(cfg: DictConfig, user: UserFunction | None, **known: Any) -> LaunchSpec:
+# What begins so lllaunch itself reads of the environment.
+_OURS = "LLLAUNCH_"
+
+
+def expect_own_environment(config: Any) -> None:
+    """Raise `ConfigError` if a config sets what lllaunch itself reads of the environment.
+
+    Hydra sets ``hydra.job.env_set`` before a run starts, and so could name another policy.
+    """
+    node: Any = OmegaConf.select(config, "hydra.job.env_set", throw_on_resolution_failure=False)
+    names = [name for name in node or () if str(name).startswith(_OURS)]
+    message = "may not be set by a config: lllaunch itself reads it"
+    if names:
+        keys = (f"hydra.job.env_set.{name}" for name in names)
+        raise ConfigError(tuple(Diagnostic("reserved-variable", key, "", message) for key in keys))
+
+
+def plan_job(
+    cfg: DictConfig,
+    user: UserFunction | None,
+    *,
+    here: bool = True,
+    environ: Mapping[str, str] | None = None,
+    **known: Any,
+) -> LaunchSpec:
     """Decide what the run of a job is, or raise `ConfigError`; Hydra's config is that of the job.
 
-    ``user`` is what the workers run instead of the configured entrypoint. The other arguments are
-    as for `lllaunch.config.nodes.HostContext`.
+    ``user`` is what the workers run instead of the configured entrypoint. ``here``: False for
+    reviewers, on no machine in particular. ``environ``: what is set beside Hydra's variables. The
+    other arguments are as for `lllaunch.config.nodes.HostContext`.
     """
     # what only a run needs; --cfg and --help do without
     from lllaunch.config.nodes import HostContext  # noqa: PLC0415
@@ -110,14 +137,23 @@ def plan_job(cfg: DictConfig, user: UserFunction | None, **known: Any) -> Launch
     conf = os.path.join(cwd, DIRECTORY)
     if user is not None:
         known |= {"function": user.entrypoint, "preload": user.preload, "forked": user.forked}
-    around = HostContext(
-        runtime_cwd=cwd,
-        output_dir=hydra.runtime.output_dir,
-        job_cwd=job_cwd(hydra),
-        searched=searched if conf in searched else [*searched, f"{conf} (not there)"],
-        **known,
-    )
-    return resolve(cfg, around)
+    expect_own_environment(root_of(hydra))
+    with env_override(dict(hydra.job.env_set)):
+        around = HostContext(
+            runtime_cwd=cwd,
+            output_dir=hydra.runtime.output_dir,
+            job_cwd=job_cwd(hydra),
+            searched=searched if conf in searched else [*searched, f"{conf} (not there)"],
+            environ={**os.environ, **(environ or {})},
+            here=here,
+            **known,
+        )
+        spec = resolve(cfg, around)
+    if here:
+        return spec
+    from lllaunch.review.allow import with_hydra  # noqa: PLC0415 - for reviewers
+
+    return with_hydra(spec, root_of(hydra))
 
 
 def perform(
