@@ -215,9 +215,8 @@ class GuardedLoader(WatchedLoader):
     for use. Here what the first came to is what the second returns, unless they may differ.
     """
 
-    # what was composed to see its mode: of what, and whether a run would not take it, since nobody
-    # has chosen one of its groups
-    _kept: tuple[str | None, list[str], DictConfig, bool] | None = None
+    # what was composed to see its mode, and of what
+    _kept: tuple[str | None, list[str], DictConfig] | None = None
 
     def __init__(self, config_search_path: ConfigSearchPath, *, reviewing: bool = False) -> None:
         """``reviewing``: the caller makes nothing of what is composed, though it is not allowed.
@@ -239,7 +238,7 @@ class GuardedLoader(WatchedLoader):
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
         """Composes a config; called by Hydra, which has described the arguments."""
-        known = self._again(config_name, overrides, run_mode)
+        known = self._again(config_name, overrides)
         if validate_sweep_overrides and known is not None:
             self.validate_sweep_overrides_legal([*self.parsed], run_mode, from_shell)
             return known
@@ -254,25 +253,24 @@ class GuardedLoader(WatchedLoader):
             _refuse_literals(literals_in(settings))
         if validate_sweep_overrides:
             return self._compose(config_name, overrides, run_mode, from_shell, True)
-        of_sweep = False
         try:
             # what a run takes, a sweep takes as well
             config = self._compose(config_name, overrides, RunMode.RUN, from_shell, False)
         except ConfigCompositionException:
-            of_sweep = True
-            config = self._compose(config_name, overrides, run_mode, from_shell, False)
-        self._kept = config_name, list(overrides), config, of_sweep
+            # but nobody may have chosen one of a sweep's groups
+            return self._compose(config_name, overrides, run_mode, from_shell, False)
+        self._kept = config_name, list(overrides), config
         return config
 
-    def _again(self, name: str | None, overrides: list[str], mode: RunMode) -> DictConfig | None:
+    def _again(self, name: str | None, overrides: list[str]) -> DictConfig | None:
         """Return what was composed before if it is what a command line comes to."""
         kept, self._kept = self._kept, None
         if kept is None:
             return None
-        former, before, config, of_sweep = kept
+        former, before, config = kept
         added = overrides[len(before) :]
         same = name == former and overrides[: len(before)] == before and set(added) <= {*_MODES}
-        if not same or len(added) > 1 or (of_sweep and mode is not RunMode.MULTIRUN):
+        if not same or len(added) > 1:
             return None
         for word in added:
             # where no config says the mode Hydra adds it to the command line
