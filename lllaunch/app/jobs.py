@@ -145,9 +145,16 @@ class SweepJobs:
     _environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     _reported: Reported = field(default_factory=Reported)
 
-    def goes_to_cluster(self, config: DictConfig) -> bool:
-        """Return whether the job of a config goes to a cluster, of its own or the launcher's."""
-        return bool(cluster_key(config, users_own=self.users_own, outer=LAUNCHER))
+    def go_to_cluster(self, overrides: Sequence[Sequence[str]]) -> bool:
+        """Return whether the jobs go to a cluster, their own or the launcher's, as the first says.
+
+        What is swept is not in what the sweep was composed to: clusters, or experiments that choose
+        theirs.
+        """
+        configs, loader = [self.master], self.context.config_loader
+        with contextlib.suppress(Exception):  # of Hydra; it is told where jobs are tried
+            configs += [loader.load_sweep_config(self.master, [*job]) for job in overrides[:1]]
+        return any(cluster_key(each, users_own=self.users_own, outer=LAUNCHER) for each in configs)
 
     def compose(
         self, overrides: Sequence[str], number: int, directory: str | None = None

@@ -43,6 +43,7 @@ from lllaunch.config.read import cluster_key, register_resolvers
 from lllaunch.config.sweep import SweepSettings, sweep_settings
 from lllaunch.console.sweep import Board, SweepConsole
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError, OutputError, for_signal
+from lllaunch.files import naming
 from lllaunch.hydra_compat import BASIC_SWEEPER
 from lllaunch.results.index import remember
 from lllaunch.run.directory import RESULT
@@ -50,7 +51,7 @@ from lllaunch.run.repository import Build, BuildQuery
 from lllaunch.secret_names import redacted_overrides
 from lllaunch.signal_source import QUIET, SignalSource, remember_interrupts
 from lllaunch.sweep.history import read_result
-from lllaunch.sweep.journal import ARRAYS, JOURNAL
+from lllaunch.sweep.journal import ARRAYS
 from lllaunch.sweep.local import LocalExecutor
 from lllaunch.sweep.loop import Executor, Onlooker, Sweep
 from lllaunch.sweep.machine import Leases, find_machine
@@ -67,9 +68,6 @@ if TYPE_CHECKING:
     from hydra_plugins.lllaunch_launcher.launcher import LllaunchLauncher
     from lllaunch.sweep.history import JobHistory
     from lllaunch.sweep.pool import Lease
-
-# So many sweeps may begin in one directory in the same second.
-_MOST = 100
 
 
 def launch(
@@ -145,7 +143,7 @@ class HydraSweep:
             user = UserFunction.of(function, importable=ours is not None)
         own, task = ours is None, launcher.task_function
         jobs = SweepJobs(launcher.hydra_context, config, user, users_own=own, task_function=task)
-        for_cluster = jobs.for_cluster = _goes_to_cluster(jobs, overrides)
+        for_cluster = jobs.for_cluster = jobs.go_to_cluster(overrides)
         with locating(loader, config):
             settings = sweep_settings(config, LAUNCHER)
             if not for_cluster:
@@ -392,19 +390,6 @@ def check_resume(config: DictConfig, resume: str | None) -> None:
     raise ConfigError((Diagnostic("resume", RESUME, repr(resume), message, hint),))
 
 
-def _goes_to_cluster(jobs: SweepJobs, overrides: Sequence[Sequence[str]]) -> bool:
-    """Return whether the jobs of a sweep go to a cluster, as the first of them says.
-
-    What is swept is not in what the sweep was composed to: clusters, or experiments that choose
-    theirs.
-    """
-    loader, first = jobs.context.config_loader, overrides[:1]
-    configs = [jobs.master]
-    with contextlib.suppress(Exception):  # of Hydra; it is told where jobs are tried
-        configs += [loader.load_sweep_config(jobs.master, list(job)) for job in first]
-    return any(map(jobs.goes_to_cluster, configs))
-
-
 # The sweep's directory
 
 
@@ -418,37 +403,31 @@ def _begin_session(
     """
     config, resume = launcher.config, settings.resume is not None
     node: Any = config.hydra.sweep
-    stated = os.path.join(config.hydra.runtime.cwd, str(node.dir))
+    place = stated = os.path.join(config.hydra.runtime.cwd, str(node.dir))
     chooses = not resume and launcher.on_begin is not None and is_of_a_moment(node)
-    for number in itertools.count():
-        place, chooses = f"{stated}-{number}" if number else stated, chooses and number < _MOST
-        if chooses and os.path.lexists(os.path.join(place, JOURNAL)):
-            continue
-        try:
-            if not resume and os.path.isdir(os.path.join(place, ARRAYS)):
-                _expect_none_queued(place)
-            # of two objectives, which one a sweeper looks for, as Optuna's says it
-            direction = as_direction(OmegaConf.select(config, "hydra.sweeper.direction"))
-            session = SweepSession.begin(
-                place,
-                command=redacted_overrides(as_written(config.hydra.overrides.task)),
-                version=__version__,
-                direction=settings.direction or direction,
-                slots=slots,
-                resume=resume,
-                say=_say,
-            )
-        except ConfigError:
-            # another launcher was faster
-            if not chooses:
-                raise
-            continue
-        remember(session.path, config.hydra.runtime.cwd, os.environ)
-        if number:
-            with read_write(node), open_dict(node):
-                node.dir = f"{node.dir}-{number}"
-        return session
-    raise AssertionError("unreachable")
+    for number in itertools.count(1) if chooses else ():
+        with naming(place), contextlib.suppress(FileExistsError):
+            os.makedirs(place)
+            break
+        place = f"{stated}-{number}"
+    if not resume and os.path.isdir(os.path.join(place, ARRAYS)):
+        _expect_none_queued(place)
+    # of two objectives, which one a sweeper looks for, as Optuna's says it
+    direction = as_direction(OmegaConf.select(config, "hydra.sweeper.direction"))
+    session = SweepSession.begin(
+        place,
+        command=redacted_overrides(as_written(config.hydra.overrides.task)),
+        version=__version__,
+        direction=settings.direction or direction,
+        slots=slots,
+        resume=resume,
+        say=_say,
+    )
+    remember(session.path, config.hydra.runtime.cwd, os.environ)
+    if place != stated:
+        with read_write(node), open_dict(node):
+            node.dir = f"{node.dir}{place[len(stated) :]}"
+    return session
 
 
 def _say(text: str) -> None:
