@@ -39,8 +39,8 @@ class Parser(argparse.ArgumentParser):
         """Take the name of a run or a sweep, as `lllaunch.results.locate.locate` reads it."""
         self.description = f"""{self.description}
 
-RUN names {kinds}: its directory, the end of its path, the id of its batch job, or
-'latest' (the default), {last} started last from here."""
+RUN names {kinds}: its directory or its result file, the end of such a path, the id of its
+batch job, or 'latest' (the default), {last} started last from here."""
         self.add_argument("run", metavar="RUN", nargs="?", default="latest", help="default: latest")
 
     def add_flags(self, **helps: str) -> None:

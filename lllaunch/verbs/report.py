@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lllaunch.console.table import is_terminal
 from lllaunch.errors import package_missing
-from lllaunch.results.locate import LATEST, locate
+from lllaunch.results.locate import locate
 from lllaunch.results.report import (
     load,
     render_json,
@@ -29,11 +29,7 @@ if TYPE_CHECKING:
     from lllaunch.results.report import Report
     from lllaunch.results.store import FoundDirectory
 
-_DESCRIPTION = """\
-Report the result of a run or a sweep, from its files.
-
-PATH names a run or a sweep: its directory, its result.json or sweep.json, the end of such a path,
-the id of its batch job, or 'latest' (the default), the one started last from here."""
+_DESCRIPTION = "Report the result of a run or a sweep, from its files."
 _EPILOG = """\
 formats:
   text    for people
@@ -45,7 +41,7 @@ formats:
           sweep its objectives against parameters, its timeline and all jobs
   trace   Chrome's trace events, for https://ui.perfetto.dev
 
-The exit code is 0 if the report was made, whatever the result of the run; 2 if PATH is no run."""
+The exit code is 0 if the report was made, whatever the result of the run; 2 if RUN is no run."""
 
 RENDERERS: dict[str, Callable[[Report], str]] = {"text": render_text, "json": render_json}
 """Formats that are a function of a report alone."""
@@ -54,7 +50,7 @@ RENDERERS: dict[str, Callable[[Report], str]] = {"text": render_text, "json": re
 def report(argv: Sequence[str]) -> int:
     """Run the verb and return its exit code."""
     parser = Parser("report", _DESCRIPTION, _EPILOG)
-    parser.add_argument("path", metavar="PATH", nargs="?", default=LATEST, help="default: latest")
+    parser.add_run()
     parser.add_format(*RENDERERS, "junit", "github", "html", "trace")
     parser.add_argument(
         "--name", default="lllaunch", help="class name of the test cases in JUnit XML"
@@ -63,7 +59,7 @@ def report(argv: Sequence[str]) -> int:
 
 
 def _report(given: argparse.Namespace) -> None:
-    found = locate(given.path)
+    found = locate(given.run)
     # a page is nothing to read there
     keeps = given.format == "html" and given.output is None and is_terminal(sys.stdout)
     if keeps:
