@@ -14,7 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from msgspec.structs import replace
 
@@ -28,7 +28,7 @@ from lllaunch.spec import ConsolePolicy
 from lllaunch.sweep.objective import Objective, Objectives
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.processes import tell_progress
-from lllaunch.sweep.protocol import JobPrinted, JobProgressed, Prepared, Stopping, Tick
+from lllaunch.sweep.protocol import JobPrinted, JobProgressed, Stopping, Tick
 from lllaunch.sweep.schedule import Durations, SweepPolicy, expected_left
 from lllaunch.text import coloured, duration, plain, printable, spans
 from lllaunch.words import (
@@ -161,8 +161,39 @@ class Board:
         That is an event or action of the scheduler, or what a job printed; others are ignored.
         """
         self._said = []
-        if (action := _ACTIONS.get(type(event))) is not None:
-            action(self, event, now)
+        match event:
+            case v.JobComposed() | v.JobBroken():
+                job = self._job(event.number, event.overrides)
+                job.directory = event.directory
+                job.why = event.why if isinstance(event, v.JobBroken) else job.why
+            case v.StartJob():
+                self._start(event, now)
+            case v.JobNotStarted():
+                self._not_started(event)
+            case JobPrinted() if event.number in self.jobs:
+                # the rest of a longer line is never shown
+                text = plain(decoded(event.line)[:_LONGEST_LINE]).strip()
+                job = self.jobs[event.number]
+                job.line = text or job.line
+            case JobProgressed() if event.number in self.jobs:
+                job = self.jobs[event.number]
+                job.progress, job.progressed = event, now
+            case v.JobEnded():
+                self._ended(event, now)
+            case v.Retry():
+                self._retry(event, now)
+            case v.RetryDue() if event.number in self.jobs:
+                self.jobs[event.number].state = J.WAITING
+            case v.Settle():
+                self._settle(event)
+            case v.Blocked():
+                why = printable(event.why, _LONGEST_CAUSE)
+                then = "no job is started until that works again, those that run go on"
+                self._say(f"{why}; {then}", "cause")
+            case v.Unblocked():
+                self._say("what failed works again: jobs are started", "good")
+            case v.SweepSignalled():
+                self._signalled(event)
         return self._said
 
     def _say(self, text: str, style: str = "", *, routine: bool = False) -> None:
@@ -190,12 +221,6 @@ class Board:
             self.jobs[number] = JobView(number, own)
         return self.jobs[number]
 
-    def _composed(self, event: v.JobComposed | v.JobBroken, _: float) -> None:
-        job = self._job(event.number, event.overrides)
-        job.directory = event.directory
-        if isinstance(event, v.JobBroken):
-            job.why = event.why
-
     def _start(self, event: v.StartJob, now: float) -> None:
         job = self._job(event.number)
         job.state, job.lease, job.since = J.RUNNING, event.lease, now
@@ -207,23 +232,11 @@ class Board:
         attempt = f", attempt {event.attempt}" if event.attempt else ""
         self._say(f"job {job.number} started{named}{on}{attempt}", routine=True)
 
-    def _not_started(self, event: v.JobNotStarted, _: float) -> None:
+    def _not_started(self, event: v.JobNotStarted) -> None:
         job, slots = self._job(event.number), lease_text(event.held)
         if slots and not job.held:
             job.held = True
             self._say(f"job {job.number} waits for {slots}: held by another launcher")
-
-    def _printed(self, event: JobPrinted, _: float) -> None:
-        job = self.jobs.get(event.number)
-        # the rest of a longer line is never shown
-        text = plain(decoded(event.line)[:_LONGEST_LINE]).strip()
-        if job is not None and text:
-            job.line = text
-
-    def _progressed(self, event: JobProgressed, now: float) -> None:
-        job = self.jobs.get(event.number)
-        if job is not None:
-            job.progress, job.progressed = event, now
 
     def _ended(self, event: v.JobEnded, now: float) -> None:
         job = self._job(event.number)
@@ -248,12 +261,7 @@ class Board:
         job.lease = Lease()
         self._say(f"{text} ({job.retried[event.cause]}{limit})", "cause")
 
-    def _due(self, event: v.RetryDue, _: float) -> None:
-        job = self.jobs.get(event.number)
-        if job is not None:
-            job.state = J.WAITING
-
-    def _settle(self, end: v.Settle, _: float) -> None:
+    def _settle(self, end: v.Settle) -> None:
         self.counts[end.state] += 1
         if end.state is J.NOT_RUN:
             self.jobs.pop(end.number, None)
@@ -295,15 +303,7 @@ class Board:
             still = f", {self.running} still running" if self.running else ""
             self._say(f"{counted(failed, 'failed job')}: no more are started{still}", "cause")
 
-    def _blocked(self, event: v.Blocked, _: float) -> None:
-        why = printable(event.why, _LONGEST_CAUSE)
-        then = "no job is started until that works again, those that run go on"
-        self._say(f"{why}; {then}", "cause")
-
-    def _unblocked(self, _: v.Unblocked, __: float) -> None:
-        self._say("what failed works again: jobs are started", "good")
-
-    def _signalled(self, event: v.SweepSignalled, _: float) -> None:
+    def _signalled(self, event: v.SweepSignalled) -> None:
         self.ending = True
         self._signals += 1
         name, jobs = signal_name(event.signum), counted(self.running, "running job")
@@ -313,24 +313,6 @@ class Board:
             self._say(f"{name} received: no new jobs start{forwarded}", "cause")
         elif self._signals == 2:
             self._say(f"{name} received again: {jobs} killed", "cause")
-
-
-_ACTIONS: dict[type, Callable[[Board, Any, float], None]] = {
-    v.JobComposed: Board._composed,
-    Prepared: Board._composed,
-    v.JobBroken: Board._composed,
-    v.StartJob: Board._start,
-    v.JobNotStarted: Board._not_started,
-    JobPrinted: Board._printed,
-    JobProgressed: Board._progressed,
-    v.JobEnded: Board._ended,
-    v.Blocked: Board._blocked,
-    v.Unblocked: Board._unblocked,
-    v.Retry: Board._retry,
-    v.RetryDue: Board._due,
-    v.Settle: Board._settle,
-    v.SweepSignalled: Board._signalled,
-}
 
 
 # How it is shown
