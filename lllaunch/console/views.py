@@ -514,11 +514,9 @@ def _lines(group: Sequence[AttemptTimeline], scale: _Scale) -> Iterator[_Line]:
     alike: dict[tuple[Bar, str], list[Lane]] = {}
     for lane in lanes:
         alike.setdefault((_bar(lane.spans, lane.marks, scale), lane.fate), []).append(lane)
-    left = sorted(alike.items(), key=lambda item: item[1][0].rank)
-    if len(left) > _MOST_LINES:
-        # what went wrong is not left out
-        important = sorted(left, key=lambda item: _IMPORTANT.get(item[0][1], 2))[:_MOST_LINES]
-        left = [item for item in left if item in important]
+    # what went wrong is not left out
+    left = sorted(alike.items(), key=lambda item: _IMPORTANT.get(item[0][1], 2))[:_MOST_LINES]
+    left.sort(key=lambda item: item[1][0].rank)
     for (bar, fate), members in left:
         name = printable(ranks(lane.rank for lane in members), _LONGEST_LABEL)
         yield _Line(f"  {name}", bar, fate.replace("_", " "), _STYLES.get(fate, ""))

@@ -182,11 +182,10 @@ def slowest_of(ranks: Mapping[int, RankSample]) -> tuple[int, float] | None:
     """Return the rank that is behind all others and its step; None if none is."""
     steps = {rank: finite(worker.step) for rank, worker in ranks.items()}
     known = {rank: step for rank, step in steps.items() if step is not None}
-    least = min(known.values(), default=None)
-    if least is None or least == max(known.values()):
+    slowest = min(known, key=lambda rank: known[rank], default=-1)
+    if not known or known[slowest] == max(known.values()):
         return None
-    behind = [rank for rank, step in known.items() if step == least]
-    return (behind[0], least) if len(behind) < len(known) else None
+    return slowest, known[slowest]
 
 
 def _finite(numbers: Iterable[float | None]) -> list[float]:

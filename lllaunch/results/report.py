@@ -20,9 +20,9 @@ from lllaunch.console.report import report_body, title_text
 from lllaunch.console.stream import showing
 from lllaunch.documents import isoformat, signal_name
 from lllaunch.errors import ExitCode
-from lllaunch.files import naming, within, working_directory, write_all, write_atomic
+from lllaunch.files import naming, relative_path, working_directory, write_atomic
 from lllaunch.results.locate import locate
-from lllaunch.results.store import FoundDirectory, ListEntry, read_overrides, unreadable
+from lllaunch.results.store import FoundDirectory, ListEntry, unreadable
 from lllaunch.results.sweeps import SweepView, view_sweep
 from lllaunch.results.view import Log, RunView, view_run
 from lllaunch.run.directory import RESULT
@@ -234,8 +234,6 @@ def _place(result: RunResult, roots: Sequence[str]) -> CodeLine | None:
 LOG_LINES = 100
 """How many lines of a log are kept."""
 
-_OVERRIDES = os.path.join(".hydra", "overrides.yaml")
-
 
 def load(found: FoundDirectory, roots: Sequence[str] = ()) -> Report:
     """Read what became of a run or a sweep.
@@ -254,8 +252,7 @@ def run_report(run: RunView, roots: Sequence[str]) -> Report:
     entry, result = run.entry, run.outcome
     if entry.error is not None:
         raise entry.error
-    known = within(run.path, os.path.join(run.path, _OVERRIDES)) is not None
-    overrides = tuple(map(clean, read_overrides(run.path))) if known else ()
+    overrides = tuple(map(clean, entry.overrides))
     name = " ".join(overrides) or "run"
     if result is not None:
         case = replace(run_case(result, roots, _logs(run), run.cwd), name=name)
@@ -655,18 +652,14 @@ def annotate(found: Iterable[tuple[Level, str, int, str]], title: str = "lllaunc
     ``found``: level, path of the file, its line (0 for the file as a whole), and a text.
     """
     lines: dict[Level, list[str]] = {"error": [], "warning": []}
+    top = os.environ.get("GITHUB_WORKSPACE")
     for level, file, line, text in found:
-        path = clean(_in_repository(file)).replace("\n", " ") if file else ""
+        # GitHub counts paths from the top of the checkout
+        path = relative_path(os.path.abspath(file), top) if top and file else file
+        path = clean(path).replace("\n", " ")
         said = clean(text)[:_MESSAGE]
         lines[level].append(annotation(level, said, title=title, file=path, line=line or 1))
     return [each for level, some in lines.items() for each in limited(level, some, title)]
-
-
-def _in_repository(path: str) -> str:
-    """Returns a path as GitHub's annotations have it: from the top of the checkout."""
-    top = os.environ.get("GITHUB_WORKSPACE")
-    absolute = os.path.abspath(path)
-    return os.path.relpath(absolute, top) if top and absolute.startswith(f"{top}/") else path
 
 
 def _in_github_actions() -> bool:
@@ -702,15 +695,10 @@ def tell_step(
     path = os.environ.get("GITHUB_STEP_SUMMARY")
     if not path:
         return
-    with naming(path):
+    with naming(path), open(path, "ab") as file:
         # other commands of the step may have written to it
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            room = SUMMARY_BYTES - os.fstat(fd).st_size - 1
-            text = summary(room)
-            write_all(fd, encoded(f"\n{text}" if text else ""))
-        finally:
-            os.close(fd)
+        text = summary(SUMMARY_BYTES - file.tell() - 1)
+        file.write(encoded(f"\n{text}" if text else ""))
 
 
 def encoded(text: str) -> bytes:
