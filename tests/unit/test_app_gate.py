@@ -30,7 +30,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Project
     for name in ("LLLAUNCH_LOCKED", "LLLAUNCH_POLICY"):
         monkeypatch.delenv(name, raising=False)
     found = Project(tmp_path / "tree")
-    (found.root / ".git").mkdir()
+    found.write(".git", "gitdir: elsewhere")  # as in a linked worktree
     monkeypatch.chdir(found.root)
     # the app has it there, too
     monkeypatch.syspath_prepend(str(found.root))

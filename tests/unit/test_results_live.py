@@ -16,7 +16,7 @@ from support.left import LeftSweep
 from lllaunch.locks import lock_directory
 from lllaunch.results import history
 from lllaunch.results.history import AppendedLines
-from lllaunch.results.live import LiveReader, LiveView, sweep_left
+from lllaunch.results.live import LiveReader, LiveView
 from lllaunch.results.store import ListEntry
 from lllaunch.sweep.journal import (
     ComposedRecord,
@@ -308,33 +308,6 @@ def test_a_sweep_and_its_jobs(tmp_path: Path, sweep: Swept) -> None:
     assert view.is_over
     assert (row.state, row.eta) == ("failed", None)
     assert row.counts["not_run"] == 6
-
-
-def job_row(state: str, seconds: float, eta: float | None = None) -> ListEntry:
-    return ListEntry("job", "", state, seconds=seconds, eta=eta)
-
-
-DONE = job_row("succeeded", 60.0)
-
-
-@pytest.mark.parametrize(
-    ("jobs", "waiting", "left"),
-    [
-        # nobody knows how long a job takes
-        ([job_row("running", 10.0)], 5, None),
-        ([DONE, job_row("running", 20.0), job_row("running", 20.0)], 4, 40 + 120),
-        # one that says how far it is
-        ([job_row("running", 10.0, 90.0)], 0, 90),
-        # what failed at once says little of the others
-        ([job_row("failed", 1.0), DONE, job_row("running", 0.0)], 0, 60),
-        # one that takes longer than others is about to end
-        ([DONE, job_row("running", 80.0)], 0, 0),
-    ],
-)
-def test_how_long_a_sweep_will_take(
-    jobs: list[ListEntry], waiting: int, left: float | None
-) -> None:
-    assert sweep_left(jobs, waiting) == (None if left is None else pytest.approx(left, abs=2))
 
 
 # Lines that are added

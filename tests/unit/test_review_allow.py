@@ -18,7 +18,6 @@ from lllaunch.config.nodes import HostContext
 from lllaunch.config.resolve import resolve
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.review.allow import check, made_by_logging
-from lllaunch.review.paths import tree_top
 from lllaunch.review.policy import Policy, parse_policy
 from lllaunch.spec import Entrypoint, LaunchSpec
 
@@ -496,11 +495,3 @@ def test_a_file_that_allows_nothing_by_mistake(text: str) -> None:
     problem = problems_of(text)[0]
     assert problem.startswith("p.yaml:1: ")
     assert "is no policy: " in problem
-
-
-def test_the_top_of_the_tree(tmp_path: Path) -> None:
-    below = tmp_path / "tree" / "a" / "b"
-    below.mkdir(parents=True)
-    (tmp_path / "tree" / ".git").write_text("gitdir: elsewhere")
-    assert tree_top(str(below)) == str(tmp_path / "tree")
-    assert tree_top(str(tmp_path / "tree")) == str(tmp_path / "tree")

@@ -31,14 +31,6 @@ def test_nothing_has_changed(place: Path) -> None:
     assert changed(place / "nowhere").has_changed() is False
 
 
-def test_a_file_that_is_there_now(tmp_path: Path) -> None:
-    checkpoint = changed(tmp_path / "model.pt")
-    (tmp_path / "model.pt").write_text("")
-    assert checkpoint.has_changed()
-    checkpoint.look()
-    assert checkpoint.has_changed() is False
-
-
 def test_a_file_that_was_written(place: Path) -> None:
     path = place / "step_1/model.pt"
     checkpoints = [changed(each) for each in (place, path, place / "latest")]

@@ -302,14 +302,6 @@ def test_calls_inside_libraries_are_folded_and_counted() -> None:
     assert shown(short_tree(stacks)) == lines
 
 
-def test_a_worker_without_frames_has_words() -> None:
-    stacks = [RankStack(0, state="D", wchan="nfs_wait"), RankStack(1), RankStack(2)]
-    assert shown(short_tree(stacks)) == [
-        "[0] no Python frames are known (state D in nfs_wait)",
-        "[1-2] no Python frames are known",
-    ]
-
-
 def test_what_parts_most_is_cut_first() -> None:
     stacks = [stack(rank, own("main"), own("loop"), own("work", rank)) for rank in range(30)]
     stacks += [stack(30, own("main"), own("save"))]
