@@ -214,23 +214,6 @@ def encode(event: object, time_ns: int, redact: Callable[[str], str] = str) -> b
     return json.dumps(line, ensure_ascii=False).encode("utf-8", errors="backslashreplace") + b"\n"
 
 
-class EventLog(LineFile):
-    """Appends events to a file, one line each."""
-
-    def __init__(
-        self,
-        path: str,
-        on_error: Callable[[OutputError], None],
-        redact: Callable[[str], str] = str,
-    ) -> None:
-        super().__init__(path, on_error)
-        self._redact = redact
-
-    def write(self, event: object) -> None:
-        """Append an event; never raises for the disk's sake."""
-        self.append(encode(event, now_ns(), self._redact))
-
-
 MOST_BYTES = 1 << 20
 """How long the file may grow before it is thinned out, to four fifths of that."""
 

@@ -36,7 +36,7 @@ from lllaunch.errors import (
     RendezvousFailed,
 )
 from lllaunch.events import PreloadBroken
-from lllaunch.files import read_text, write_atomic
+from lllaunch.files import LineFile, read_text, write_atomic
 from lllaunch.linux.cgroup import Memory, read_memory, shortage
 from lllaunch.linux.proc import has_gpu_driver
 from lllaunch.locks import PATIENCE
@@ -45,7 +45,6 @@ from lllaunch.run.directory import (
     PLAN,
     RESULT,
     SAMPLES,
-    EventLog,
     RunDirectory,
     forget_result,
     free_space,
@@ -190,7 +189,7 @@ class Run:
     def _perform(self, directory: RunDirectory) -> RunResult:
         """Runs all attempts, then writes and shows the outcome."""
         spec, job = self.spec, self.job
-        events = EventLog(directory.file(EVENTS), self._warn, self.redact)
+        events = LineFile(directory.file(EVENTS), self._warn)
         observer = RunObserver(spec, events, self.console, self.redact, directory.file(SAMPLES))
         signum: int | None = None
         failure: tuple[str, int] | None = None

@@ -26,7 +26,7 @@ from lllaunch.events import (
     StartFailed,
 )
 from lllaunch.linux.cgroup import UNKNOWN, Memory, read_memory
-from lllaunch.run.directory import SampleLog
+from lllaunch.run.directory import SampleLog, encode
 from lllaunch.spawner.evidence import CRASH
 from lllaunch.supervisor import machine
 from lllaunch.supervisor.supervisor import SignalPassedOn
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from lllaunch.console.console import Console
     from lllaunch.events import Orphan
-    from lllaunch.run.directory import EventLog
+    from lllaunch.files import LineFile
     from lllaunch.run.execute import Attempt
     from lllaunch.run.result import CalledExit, DiskFull, Hang, Reached
     from lllaunch.spec import LaunchSpec
@@ -197,7 +197,7 @@ class RunObserver:
     def __init__(
         self,
         spec: LaunchSpec,
-        events: EventLog,
+        events: LineFile,
         console: Console,
         hide: Callable[[str], str] = str,
         samples: str = "",
@@ -322,7 +322,7 @@ class RunObserver:
             return event
         if isinstance(event, Exited):
             event = self._ended(event)
-        self._events.write(event)
+        self._events.append(encode(event, now_ns(), self.hide))
         if name == "Rejected" and not self._told_rejection:
             self._told_rejection = True
             refused: Any = event

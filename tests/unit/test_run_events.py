@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from lllaunch.events import Exited, OrphansGone
-from lllaunch.run.directory import EventLog, encode
+from lllaunch.files import LineFile
+from lllaunch.run.directory import encode
 from lllaunch.run.execute import read_history
 from lllaunch.secret_names import redactor, redactor_for
 from lllaunch.spawner.protocol import Function, Script
@@ -106,9 +107,9 @@ def test_secrets_are_replaced_by_their_source():
 def test_torn_line_of_a_former_run_is_ended(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text('{"time": "20')
-    log = EventLog(str(path), pytest.fail)
-    log.write(OrphansGone())
-    log.write(OrphansGone())
+    log = LineFile(str(path), pytest.fail)
+    for _ in range(2):
+        log.append(encode(OrphansGone(), AT))
     log.close()
     lines = path.read_text().splitlines()
     assert lines[0] == '{"time": "20'

@@ -20,8 +20,8 @@ from lllaunch.events import (
     Started,
     StartFailed,
 )
+from lllaunch.files import LineFile
 from lllaunch.linux.cgroup import UNKNOWN, Memory
-from lllaunch.run.directory import EventLog
 from lllaunch.run.execute import Attempt
 from lllaunch.run.judge import hang_of, judge_attempt, summarize, was_out_of_memory
 from lllaunch.run.observer import (
@@ -600,7 +600,7 @@ def test_limit_of_the_run_is_told_where_it_is_not_the_root_cause(record, reason,
 def observer(read=lambda: UNKNOWN) -> RunObserver:
     entrypoint = Entrypoint("script", "/a/train.py", "train.py")
     spec = LaunchSpec(entrypoint, nproc=2, log_dir="/run", cwd="/")
-    log = EventLog(os.devnull, pytest.fail)
+    log = LineFile(os.devnull, pytest.fail)
     return RunObserver(spec, log, Console(io.StringIO(), cwd="/run"), read=read)
 
 

@@ -25,8 +25,8 @@ from lllaunch.events import (
     Started,
     StartFailed,
 )
+from lllaunch.files import LineFile
 from lllaunch.linux.cgroup import UNKNOWN, Memory
-from lllaunch.run.directory import EventLog
 from lllaunch.run.execute import Attempt, _header, target_of, worker_environment
 from lllaunch.run.judge import judge_attempt
 from lllaunch.run.observer import RunObserver
@@ -68,7 +68,7 @@ def attempt(path: str = "/run/attempt_3", nproc: int = 2, number: int = 3) -> At
 
 
 def observer(hide=str, read=lambda: UNKNOWN) -> RunObserver:
-    log = EventLog(os.devnull, pytest.fail)
+    log = LineFile(os.devnull, pytest.fail)
     return RunObserver(spec(), log, Console(io.StringIO(), cwd="/run"), hide, read=read)
 
 
@@ -148,7 +148,7 @@ def spec(**more: Any) -> LaunchSpec:
 
 def told(tmp_path, *events: object, **more: Any) -> tuple[list[str], RunObserver]:
     stream = io.StringIO()
-    log = EventLog(str(tmp_path / "events.jsonl"), pytest.fail)
+    log = LineFile(str(tmp_path / "events.jsonl"), pytest.fail)
     watcher = RunObserver(spec(**more), log, Console(stream, cwd="/run"))
     for event in events:
         watcher.begin(event) if isinstance(event, Attempt) else watcher.observe(event)
