@@ -1,4 +1,4 @@
-"""System calls that Python's library does not offer: prctl, pidfd, timerfd, inotify, limits."""
+"""System calls that Python's library does not offer: prctl, pidfd, inotify, limits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-# From <sys/prctl.h> and <sys/timerfd.h>.
+# From <sys/prctl.h> and <sys/inotify.h>.
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_GET_CHILD_SUBREAPER = 37
-_TFD_CLOEXEC_NONBLOCK = os.O_CLOEXEC | os.O_NONBLOCK
-_CLOCK_MONOTONIC = 1
+_CLOEXEC_NONBLOCK = os.O_CLOEXEC | os.O_NONBLOCK
 
 _LONGEST_WAIT = 3600.0
 
@@ -169,25 +168,6 @@ def signal_group(leader: int, signum: int) -> None:
                 os.kill(leader, signum)
 
 
-class Alarm:
-    """A descriptor that becomes readable once, ``seconds`` from now (timerfd)."""
-
-    def __init__(self, seconds: float) -> None:
-        fd = _libc.timerfd_create(_CLOCK_MONOTONIC, _TFD_CLOEXEC_NONBLOCK)
-        self._fd = _check(fd, "timerfd_create")
-        # struct itimerspec: seconds and nanoseconds, of the interval and of the first time
-        spec = struct.pack("4l", 0, 0, *divmod(int(seconds * 1e9), 10**9))
-        _check(_libc.timerfd_settime(self._fd, 0, spec, None), "timerfd_settime")
-
-    def fileno(self) -> int:
-        """The descriptor, for select and its kin."""
-        return self._fd
-
-    def close(self) -> None:
-        """Close the descriptor."""
-        os.close(self._fd)
-
-
 # Since Linux 2.6.25; the resource module has no name for it.
 _RLIMIT_RTTIME = 15
 
@@ -261,7 +241,7 @@ class Inotify:
 
     def __init__(self) -> None:
         self._libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = _check(self._libc.inotify_init1(_TFD_CLOEXEC_NONBLOCK), "inotify_init1")
+        self._fd = _check(self._libc.inotify_init1(_CLOEXEC_NONBLOCK), "inotify_init1")
 
     def fileno(self) -> int:
         """The descriptor that is readable when something has changed."""

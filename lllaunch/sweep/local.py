@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from lllaunch.errors import LaunchError, OutputError, for_signal
 from lllaunch.linux.process import send_signal, wait_readable
 from lllaunch.spawner.forks import STOP_AND_CONTINUE, ignored_at_start
 from lllaunch.sweep.loop import Executor
-from lllaunch.sweep.machine import LeaseFailed, Leases, SlotWatch
+from lllaunch.sweep.machine import RETRY_AFTER, LeaseFailed, Leases
 from lllaunch.sweep.pool import Lease
 from lllaunch.sweep.processes import ForkFailed, JobProcess, Remains, Work
 from lllaunch.sweep.protocol import BeginJob, Prepared
@@ -59,7 +60,8 @@ class LocalExecutor(Executor):
         self._composing: JobProcess | None = None
         # The number of a job that is to be composed, and has no process yet.
         self._unforked: int | None = None
-        self._watches: dict[Lease, SlotWatch] = {}
+        # by slots that others hold: what is readable when they may be free, or when to look again
+        self._watches: dict[Lease, socket.socket | float] = {}
         # what jobs leave is adopted from now on
         self._remains = Remains(lambda: (*marks, *work.warm.marks()))
 
@@ -91,7 +93,9 @@ class LocalExecutor(Executor):
                         each.receive()
                 busy = self._leases.acquire(start.lease)
             if busy is not None:
-                self._watches[busy] = self._leases.watch(busy)
+                watch = self._leases.watch(busy)
+                later = self.sweep.clock() + RETRY_AFTER
+                self._watches[busy] = later if watch is None else watch
                 self.sweep.tell(v.JobNotStarted(start.number, busy))
                 return
             # one that is tried again is composed again
@@ -170,7 +174,7 @@ class LocalExecutor(Executor):
         """Return what spawners, slots, and jobs with what they have left have to say."""
         return [
             *self._warm.spawners(),
-            *self._watches.values(),
+            *(watch for watch in self._watches.values() if not isinstance(watch, float)),
             *self._remains.pidfds.values(),
             *(fd for job in self._jobs.values() for fd in job.awaited(prints=prints)),
         ]
@@ -180,6 +184,7 @@ class LocalExecutor(Executor):
         if any(job.answer is not None and not job.handled for job in self._jobs.values()):
             return 0.0
         deadlines = [job.deadline for job in self._jobs.values() if job.deadline is not None]
+        deadlines += [watch for watch in self._watches.values() if isinstance(watch, float)]
         return min(deadlines, default=None)
 
     def look(self, ready: frozenset[int]) -> None:
@@ -188,10 +193,15 @@ class LocalExecutor(Executor):
         for job in list(self._jobs.values()):
             self._look_at(job, ready)
         for slot, watch in list(self._watches.items()):
-            if watch.fileno() in ready:
+            if isinstance(watch, float):
+                if watch > self.sweep.clock():
+                    continue
+            elif watch.fileno() in ready:
                 watch.close()
-                del self._watches[slot]
-                self.sweep.tell(v.SlotsFreed(slot))
+            else:
+                continue
+            del self._watches[slot]
+            self.sweep.tell(v.SlotsFreed(slot))
 
     def _look_at(self, job: JobProcess, ready: frozenset[int]) -> None:
         """Reads what a job says and prints, and notices its end."""
@@ -309,6 +319,7 @@ class LocalExecutor(Executor):
             if job.lease is not None:
                 self._leases.release(job.lease)
         for watch in self._watches.values():
-            watch.close()
+            if not isinstance(watch, float):
+                watch.close()
         self._remains.kill(self._warm.pids())
         self._remains.close()

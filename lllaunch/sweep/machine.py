@@ -26,7 +26,6 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from lllaunch.errors import ConfigError, Diagnostic, LaunchError, Unfit
 from lllaunch.linux.cgroup import Cores, find_cores
 from lllaunch.linux.gpus import PRETEND, Gpu, GpusUnknown, Nvml, list_gpus
-from lllaunch.linux.process import Alarm
 from lllaunch.sweep.pool import Lease
 from lllaunch.text import shorten, spans
 from lllaunch.words import counted
@@ -195,13 +194,6 @@ class LeaseFailed(LaunchError):
     """Whether a slot is free cannot be found out."""
 
 
-SlotWatch: TypeAlias = socket.socket | Alarm
-"""Waits until a slot may be free: its descriptor is readable then; try `Leases.acquire`.
-
-It may be readable although somebody holds the slot, never the other way round. Close it then.
-"""
-
-
 class Leases:
     """The slots that this launcher holds. Not shared between threads.
 
@@ -257,8 +249,11 @@ class Leases:
         """The locks of a lease that is held, to be sent to a process that was forked before."""
         return tuple(self._locks[slot].fileno() for slot in self._slots(lease))
 
-    def watch(self, slot: Lease) -> SlotWatch:
-        """Waits for a slot that another launcher holds.
+    def watch(self, slot: Lease) -> socket.socket | None:
+        """Return what is readable when a slot may be free that another launcher holds.
+
+        It may be readable although somebody holds the slot, never the other way round. None: the
+        slot is to be tried again after a while.
 
         Raises:
             LeaseFailed: no descriptor can be had.
@@ -272,7 +267,7 @@ class Leases:
                 # The holder has too many who wait already, or does not listen (yet), or we may not
                 # connect.
                 connection.close()
-                return Alarm(RETRY_AFTER)
+                return None
         # Nobody accepts: the kernel keeps the connection until the listening socket is gone.
         return connection
 

@@ -22,7 +22,6 @@ from lllaunch.sweep.machine import (
     LeaseFailed,
     Leases,
     Limit,
-    SlotWatch,
     SweepMachine,
     find_machine,
 )
@@ -254,7 +253,7 @@ def gpu(name: str) -> Lease:
     return Lease((name,))
 
 
-def ready(watch: SlotWatch, milliseconds: int = 0) -> bool:
+def ready(watch: socket.socket, milliseconds: int = 0) -> bool:
     poll = select.poll()
     poll.register(watch, select.POLLIN)
     return bool(poll.poll(milliseconds))
@@ -300,6 +299,7 @@ def test_a_job_keeps_what_it_was_given_and_what_it_executes_nothing(launchers: T
     assert other.acquire(gpus("b")) is None
     assert other.acquire(gpus("a")) == gpu("a")
     watch = other.watch(gpu("a"))
+    assert watch is not None
     assert not ready(watch)
     for descriptor in kept:
         os.close(descriptor)
