@@ -157,26 +157,6 @@ def test_a_job_is_apart_from_its_launcher(played: Played) -> None:
     assert finish.exit_code == 0, played.of(JobPrinted)
 
 
-def test_output_comes_line_by_line_and_the_last_one_of_who_is_killed_only_if_it_is_whole(
-    played: Played,
-) -> None:
-    def say(number: int) -> None:
-        os.write(2, b"from C\n" + bytes(100_000) + b"\n")
-        for part in ("one", " line\n", "another"):
-            sys.stdout.write(part)
-            sys.stdout.flush()
-        if number:
-            die()
-
-    played.sweep(2, each(), jobs(say), captures=True)
-    told: dict[tuple[int, int], list[bytes]] = {}
-    for one in played.of(JobPrinted):
-        told.setdefault((one.number, one.stream), []).append(one.line)
-    from_c = [b"from C", bytes(100_000)]
-    assert told.pop((0, 1)) == [b"one line", b"another"]
-    assert told == {(1, 1): [b"one line"], (0, 2): from_c, (1, 2): from_c}
-
-
 # Signals
 
 
