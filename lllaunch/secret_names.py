@@ -1,7 +1,7 @@
 """Which names say that what they name is a secret, and which values look like one.
 
 And how secrets are kept out of what is written (`redactor`), and out of overrides; of a whole
-config `lllaunch.config.secrets` says so.
+config `lllaunch.config.read` says so.
 """
 
 from __future__ import annotations

@@ -42,19 +42,18 @@ from lllaunch.app.planning import (
 )
 from lllaunch.app.sweeper import grid_of
 from lllaunch.config.locate import import_path, locate, locate_main
-from lllaunch.config.origins import Link, Origins, origins
+from lllaunch.config.origins import Link, Origins, chain_of, origins
 from lllaunch.config.plan import SOURCES, hash_of, portable_plan
-from lllaunch.config.secrets import safe_source
+from lllaunch.config.read import safe_source
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
 from lllaunch.hydra_compat import BASIC_SWEEPER, Callbacks, create_automatic_config_search_path
 from lllaunch.review.allow import check, unlocked_variables
-from lllaunch.review.annotated import chain_of
 from lllaunch.review.paths import tree_top
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from lllaunch.review.policy import Policy
+    from lllaunch.review.allow import Policy
     from lllaunch.spec import LaunchSpec
 
 

@@ -37,9 +37,8 @@ from lllaunch.app.planning import (
 )
 from lllaunch.config.fields import Findings
 from lllaunch.config.omegaconf_compat import own_node, raw_value
-from lllaunch.config.read import Reader
+from lllaunch.config.read import EXPOSED, Reader, exposed, not_secret, problems_with
 from lllaunch.config.schema import PRESET_KEYS, PRESET_NAMES
-from lllaunch.config.secrets import EXPOSED, exposed, not_secret, problems_with
 from lllaunch.config.tree import shown_path
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.hydra_compat import BoundedRepository, WatchedLoader
@@ -49,8 +48,8 @@ from lllaunch.secret_names import literals_in
 if TYPE_CHECKING:
     from hydra.core.config_search_path import ConfigSearchPath
 
+    from lllaunch.review.allow import Policy
     from lllaunch.review.lock import Lock
-    from lllaunch.review.policy import Policy
     from lllaunch.spec import LaunchSpec
 
 _SEARCHPATH = "hydra.searchpath"
@@ -97,7 +96,7 @@ def policy_of(top: str) -> Policy | None:
     path = policy_path(top, os.environ)
     if path is None:
         return None
-    from lllaunch.review.policy import read_policy  # noqa: PLC0415 - as above
+    from lllaunch.review.allow import read_policy  # noqa: PLC0415 - as above
 
     policy = read_policy(shown_path(path))
     return structs.replace(policy, paths=(*policy.paths, *_admitted))

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from lllaunch.sweep.history import JobHistory
     from lllaunch.sweep.pool import Lease
     from lllaunch.sweep.processes import SpawnerPool
-    from lllaunch.sweep.resume import Compose
+    from lllaunch.sweep.session import Compose
 
 
 def labels_of(overrides: Sequence[Sequence[str]], sweep: str = "") -> Sequence[tuple[str, ...]]:

@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import yaml  # type: ignore[import-untyped]  # PyYAML ships no types
 
+from lllaunch.documents import as_record
 from lllaunch.errors import Code, ConfigError, Diagnostic
 from lllaunch.text import shorten
+
+T = TypeVar("T")
 
 LONGEST = 2 * 1024 * 1024
 """Size of a file, bytes."""
@@ -161,6 +165,17 @@ def wrong(
 ) -> ConfigError:
     """Returns an error about one line of a file."""
     return ConfigError((Diagnostic(code, "", "", shorten(message), hint, file, line),))
+
+
+def expect_record(document: Document, kind: type[T], path: str, code: Code, hint: str) -> T:
+    """Return the record that a file is, or raise a `ConfigError` with the line that is wrong."""
+    try:
+        return as_record(document.data, kind)
+    except ValueError as error:
+        found = re.search(r"\$([\w.\[\]]*)", str(error))
+        parts = re.findall(r"\w+", found[1]) if found else []
+        line = document.lines.nearest([int(part) if part.isdecimal() else part for part in parts])
+        raise wrong(path, line, f"is no {code}: {error}", hint, code=code) from None
 
 
 def _meant(text: str, line: int) -> str:

@@ -36,9 +36,15 @@ from lllaunch.config.kinds import KINDS, check_replaced, with_on
 from lllaunch.config.locate import import_path
 from lllaunch.config.nodes import NO_ID, HostContext, NodeSettings, read_nodes
 from lllaunch.config.plan import default_run_id
-from lllaunch.config.read import CLUSTER, Reader, check_resolver, cluster_key, register_resolvers
+from lllaunch.config.read import (
+    CLUSTER,
+    Reader,
+    check_resolver,
+    cluster_key,
+    problems_with,
+    register_resolvers,
+)
 from lllaunch.config.schema import EXPLAINED, SYNONYMS, defaults, is_set
-from lllaunch.config.secrets import problems_with
 from lllaunch.config.tree import BROKEN, Tree, Withheld, conceal, has_secrets, leaf_items, reveal
 from lllaunch.config.values import (
     Mask,

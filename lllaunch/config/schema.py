@@ -1,7 +1,7 @@
 """The nodes ``launch`` and ``hydra.launcher`` as Hydra has them, and words that others would use.
 
 The table of settings is in `lllaunch.spec`. Types are checked in
-`lllaunch.config.resolve` and `lllaunch.config.sweep`, all together: for Hydra the nodes are untyped
+`lllaunch.config.resolve` and `lllaunch.app.launcher`, all together: for Hydra the nodes are untyped
 mappings, since at a typed one Hydra itself would stop at the first mistake, with a message of its
 own. They take any key, so that mappings can be extended on a command line.
 

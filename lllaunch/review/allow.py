@@ -1,4 +1,7 @@
-"""Holds a run against the allowlist of its project.
+"""Holds a run against the allowlist of its project, ``conf/lllaunch.yaml``.
+
+That is never composed: no override, no group and no defaults list can change it. It comes from the
+top of the working tree, or LLLAUNCH_POLICY names it.
 
 Judged is what things resolve to: the file behind a link, the module that defines a function, the
 program on PATH. What cannot be told without importing it, or is an interpolation, is allowed only
@@ -17,6 +20,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec.structs import replace
@@ -24,22 +28,100 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lllaunch.cluster.address import parse_endpoint
+from lllaunch.config.document import expect_record, parse, read_text, wrong
 from lllaunch.config.fields import Findings
 from lllaunch.config.locate import Objects, import_path, locate_main
 from lllaunch.config.omegaconf_compat import interpolations, own_node, raw_value
-from lllaunch.config.read import Reader, watching
-from lllaunch.config.secrets import mentions_env
+from lllaunch.config.read import Reader, mentions_env, watching
 from lllaunch.config.tree import DEEPEST, MOST_VALUES, conceal, show, written_key
+from lllaunch.documents import Record
 from lllaunch.errors import Diagnostic
 from lllaunch.files import is_below
 from lllaunch.hydra_compat import BASIC_LAUNCHER, BASIC_SWEEPER
 from lllaunch.review.paths import POLICY_FILE, POLICY_VARIABLE
-from lllaunch.review.policy import Forms, Policy, fits, fits_any, is_within
 from lllaunch.spec import Entrypoint, LaunchSpec, rank_key
 from lllaunch.text import shorten
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+
+class Forms(NamedTuple):
+    """What a pattern may fit."""
+
+    names: tuple[str, ...] = ()
+    file: str = ""  # path, relative to the tree if in it, else absolute; empty if there is none
+    exact: str = ""  # a name that only the same text allows: what is there may be something else
+
+
+def is_within(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a directory, or what is in it, fits one of some patterns."""
+    return any(fits(each, path) or fits(each, f"{path}/") for each in patterns)
+
+
+def fits(pattern: str, text: str) -> bool:
+    """Whether a text fits a pattern; it always fits itself."""
+    return pattern == text or fnmatchcase(text, pattern)
+
+
+def fits_any(patterns: Iterable[str], forms: Forms) -> bool:
+    """Whether one of the forms of something fits one of some patterns."""
+    for each in patterns:
+        of_files = not each.startswith("-m ") and ("/" in each or each.endswith(".py"))
+        named = not of_files and any(fits(each, name) for name in forms.names)
+        if named or (forms.exact and each == forms.exact):
+            return True
+        # a star that begins a pattern does not lead out of the tree
+        here = forms.file and each.startswith("/") == forms.file.startswith("/")
+        if (of_files or each == "*") and here and fits(each, forms.file):
+            return True
+    return False
+
+
+class Policy(Record, frozen=True, forbid_unknown_fields=True):
+    """What may be run: lists of patterns. What no pattern fits may not."""
+
+    # functions (``package.module:name``), modules (``-m package.module``) and scripts (paths)
+    entrypoints: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()  # names on PATH, or paths
+    preload: tuple[str, ...] = ()
+    callbacks: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()  # other targets
+    searchpath: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()  # variables that are refused otherwise, such as ``PYTHONHASHSEED``
+    # absolute paths outside of the tree where workers may work and write, and of log files outside
+    # of the run's directory
+    paths: tuple[str, ...] = ()
+    # where nodes may meet (``launch.rdzv.endpoint``): names or addresses
+    hosts: tuple[str, ...] = ()
+    # lines that run in batch jobs (``cluster.setup``, ``cluster.teardown``), and words for srun and
+    # sbatch (``cluster.srun_args``, ``cluster.additional_parameters``)
+    cluster: tuple[str, ...] = ()
+    file: str = POLICY_FILE
+
+
+class _PolicyFile(Record, frozen=True, forbid_unknown_fields=True):
+    allow: Policy
+
+
+def read_policy(path: str) -> Policy:
+    """Read a policy; raises a `ConfigError` if something is wrong with it."""
+    return parse_policy(read_text(path), path)
+
+
+def parse_policy(text: str, path: str) -> Policy:
+    """Reads the text of a policy; `read_policy` tells what is raised."""
+    document = parse(text, path)
+    hint = "an allowlist is 'allow: {...}', a mapping of lists of patterns"
+    policy = expect_record(document, _PolicyFile, path, "policy", hint).allow
+    for place, each in enumerate(policy.paths):
+        if not each.startswith("/"):
+            line = document.lines.nearest(["allow", "paths", place])
+            message = f"allow.paths: expected an absolute path, got {each!r}"
+            hint = "those in the tree are allowed anyway"
+            raise wrong(path, line, message, hint, code="policy")
+    return replace(policy, file=path)
+
 
 Path = tuple[Any, ...]
 

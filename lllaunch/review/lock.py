@@ -16,14 +16,13 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from lllaunch.config.document import parse, read_text, wrong
+from lllaunch.config.document import expect_record, parse, read_text, wrong
 from lllaunch.config.plan import complete, dump_yaml, essential, hash_of, portable_plan
 from lllaunch.config.tree import show
 from lllaunch.documents import Change, Record, differences
 from lllaunch.errors import ConfigError, Diagnostic
 from lllaunch.files import naming, write_atomic
 from lllaunch.review.paths import LOCKS, PlanRefused, expect_within
-from lllaunch.review.policy import expect_record
 from lllaunch.spec import LaunchSpec
 
 DIRECTORY = f"conf/{LOCKS}"

@@ -37,13 +37,13 @@ from lllaunch.app.compose import (
 from lllaunch.app.gate import admit, policy_of
 from lllaunch.app.planning import DIRECTORY, locating, unlocked
 from lllaunch.config.fields import Findings
+from lllaunch.config.origins import annotated, comment_rows, origin_json, origin_text
 from lllaunch.config.plan import dump_yaml, essential, plan_node
 from lllaunch.config.read import watching
 from lllaunch.config.tree import leaf_items
 from lllaunch.documents import Change, Plain, differences, text_lines
 from lllaunch.errors import ConfigError, Diagnostic, ExitCode, LaunchError
 from lllaunch.files import naming, write_atomic
-from lllaunch.review.annotated import annotated, comment_rows, origin_json, origin_text
 from lllaunch.review.lock import (
     lock_path,
     lock_text,

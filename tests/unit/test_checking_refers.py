@@ -16,14 +16,16 @@ from omegaconf.errors import OmegaConfBaseException
 from lllaunch.app.compose import ConfigRequest
 from lllaunch.checking import check as checking
 from lllaunch.checking.check import (
+    ConfigFile,
     Examined,
+    Experiment,
     about_unused,
     check_tree,
+    find_experiments,
     told_unused,
     unused_keys,
 )
 from lllaunch.checking.findings import Outcome, merged
-from lllaunch.checking.tree import ConfigFile, Experiment, find_experiments
 from lllaunch.config.document import lines_of
 from lllaunch.config.omegaconf_compat import may_refer_to
 from lllaunch.config.origins import Layer, Origin, origins_of

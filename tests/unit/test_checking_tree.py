@@ -9,10 +9,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from lllaunch.app.compose import ComposeFailed
-from lllaunch.checking import tree
-from lllaunch.checking.check import compose_problem, in_short
+from lllaunch.checking import check
+from lllaunch.checking.check import ConfigFile, compose_problem, in_short, lint, read_tree
 from lllaunch.checking.findings import CheckedDiagnostic, Outcome
-from lllaunch.checking.tree import ConfigFile, lint, read_tree
 from lllaunch.errors import ConfigError, Diagnostic
 
 
@@ -111,7 +110,7 @@ def test_what_cannot_be_read_is_told_and_makes_nobody_wait(conf: Path) -> None:
 
 
 def test_a_tree_without_end(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree, "MOST_FILES", 10)
+    monkeypatch.setattr(check, "MOST_FILES", 10)
     for number in range(20):
         (conf / "exp" / f"{number}.yaml").write_text("a: 1\n")
     (only,) = [each for each in read_tree("conf").found if each.code == "too-large"]

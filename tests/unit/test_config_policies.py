@@ -10,13 +10,13 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from lllaunch.app.launcher import SweepSettings, sweep_settings
 from lllaunch.app.planning import install
 from lllaunch.config.kinds import CONSOLE, PRESETS, with_spin, written_policy
 from lllaunch.config.nodes import HostContext
 from lllaunch.config.plan import complete, essential, plan_hash, portable_plan
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import defaults, schema_node
-from lllaunch.config.sweep import SweepSettings, sweep_settings
 from lllaunch.errors import ConfigError
 from lllaunch.spec import RESTART_CAUSES, ConsolePolicy, LaunchSpec, RestartPolicy, WatchdogPolicy
 from tests.unit import launch_nodes

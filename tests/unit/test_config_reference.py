@@ -10,11 +10,11 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from lllaunch.app.launcher import SWEEP, SweepSettings, sweep_settings
 from lllaunch.config.kinds import RESOURCES, RESTART, WATCHDOG
 from lllaunch.config.nodes import HostContext
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import launcher_node
-from lllaunch.config.sweep import SWEEP, SweepSettings, sweep_settings
 from lllaunch.spec import KEYS, RESTART_CAUSES, WORKER_NAMES, Resources
 from lllaunch.sweep.pool import need_of
 

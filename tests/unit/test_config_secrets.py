@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lllaunch.config.secrets import (
+from lllaunch.config.read import (
     exposed,
     holds_env,
     literals,

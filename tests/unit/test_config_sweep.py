@@ -10,11 +10,11 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
+from lllaunch.app.launcher import SWEEP, SweepSettings, sweep_settings
 from lllaunch.app.planning import install
 from lllaunch.config.nodes import HostContext
 from lllaunch.config.resolve import resolve
 from lllaunch.config.schema import launcher_node
-from lllaunch.config.sweep import SWEEP, SweepSettings, sweep_settings
 from lllaunch.errors import ConfigError
 from lllaunch.spec import KEYS, LAUNCH_FIELDS, RESTART_CAUSES, Cluster, LaunchSpec
 from lllaunch.sweep.schedule import Retries, SweepPolicy

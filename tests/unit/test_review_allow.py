@@ -17,8 +17,7 @@ from lllaunch.app.compose import file_of
 from lllaunch.config.nodes import HostContext
 from lllaunch.config.resolve import resolve
 from lllaunch.errors import ConfigError, Diagnostic
-from lllaunch.review.allow import check, made_by_logging
-from lllaunch.review.policy import Policy, parse_policy
+from lllaunch.review.allow import Policy, check, made_by_logging, parse_policy
 from lllaunch.spec import Entrypoint, LaunchSpec
 
 FILES = {

@@ -10,10 +10,18 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from lllaunch.config.nodes import HostContext
-from lllaunch.config.origins import KeyOrigin, Link, Origin, Origins
+from lllaunch.config.origins import (
+    KeyOrigin,
+    Link,
+    Origin,
+    Origins,
+    annotated,
+    chain_of,
+    comment_rows,
+    origin_text,
+)
 from lllaunch.config.resolve import resolve
 from lllaunch.config.tree import leaf_items
-from lllaunch.review.annotated import annotated, chain_of, comment_rows, origin_text
 
 texts = st.text("ab#:'\" \\\n\r\t\x85\u2028\x1b[é🐘-{}.~?&*!|>%@`", max_size=8)
 # a number as a key, and its text beside it, could not be told apart

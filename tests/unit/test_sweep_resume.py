@@ -25,7 +25,7 @@ from lllaunch.sweep.fingerprint import (
 )
 from lllaunch.sweep.history import JobHistory
 from lllaunch.sweep.journal import Result
-from lllaunch.sweep.resume import match_jobs, plan_resume
+from lllaunch.sweep.session import match_jobs, plan_resume
 
 GOOD = Result("succeeded", 0)
 BAD = Result("failed", 3)
