@@ -8,7 +8,6 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +21,6 @@ import lllaunch
 from lllaunch.events import (
     Exited,
     OrphansGone,
-    Ready,
     SpawnerGone,
     Started,
     StartFailed,
@@ -93,13 +91,6 @@ def wait_gone(*pids: int) -> None:
 
 def pid_in(name: str) -> int:
     return int(until(lambda: text_of(Path(name)), name))
-
-
-def test_it_is_ready_before_a_worker_has_started(spawner: Spawner) -> None:
-    before = time.time_ns()
-    order(spawner, Program("true"))
-    ready, start, _ = told(spawner, Ready, Started, Exited, count=3)
-    assert before - WAIT * 10**9 < ready.time_ns < start.time_ns
 
 
 @pytest.mark.parametrize("fresh", [False, True])
