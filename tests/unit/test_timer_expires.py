@@ -7,7 +7,6 @@ import inspect
 import math
 import os
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,14 +46,6 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
     configure(recorder)
     return recorder
-
-
-def test_a_block_has_a_timer(client: Recorder) -> None:
-    before = time.time()
-    with expires(after=60, scope="work"):
-        assert client.calls == [("acquire", "work")]
-    assert client.calls == both("work")
-    assert before + 60 <= client.expirations[0] <= time.time() + 60
 
 
 def test_the_timer_is_taken_back_after_an_exception(client: Recorder) -> None:
