@@ -49,6 +49,7 @@ from lllaunch.cluster.rendezvous import (
     Share,
     torchs_keep_alive,
 )
+from lllaunch.documents import decode_record, encode_record
 from lllaunch.run.nodes import merged
 from lllaunch.run.result import (
     AnyWorker,
@@ -399,10 +400,20 @@ def _outcome(node: int, base: int, *, failed: bool) -> RunResult:
     def worker(attempt: int, local: int) -> AnyWorker:
         at = f"{directory}/attempt_{attempt}/{local}"
         logs = {"stdout": f"{at}/stdout.log", "stderr": f"{at}/stderr.log"}
-        known = (local, base + local, 4000 + local, 1, start, start + 10**11, 2**33, 900.0)
+        known: dict[str, Any] = {
+            "local_rank": local,
+            "rank": base + local,
+            "pid": 4000 + local,
+            "exitcode": 1,
+            "started_ns": start,
+            "ended_ns": start + 10**11,
+            "max_rss": 2**33,
+            "cpu_seconds": 900.0,
+            **logs,
+        }
         if failed and attempt == 0 and local == 0:
-            return Failed(*known, **logs, cause=ExitedNonZero(1))
-        return Ended(*known, **logs, sent=("SIGTERM",))
+            return Failed(**known, cause=ExitedNonZero(1))
+        return Ended(**known, sent=("SIGTERM",))
 
     cause = RootCause(0, base, 0, ExitedNonZero(1), start) if failed else None
     attempts = tuple(
@@ -440,10 +451,10 @@ def show_results(sizes: Sequence[int]) -> None:
     rows = []
     for nodes in sizes:
         roster = Roster.of(_members(nodes))
-        text = roster.to_json()
+        text = encode_record(roster)
         small = zlib.compress(text, 1)
         before = time.perf_counter()
-        Roster.from_json(zlib.decompress(small))
+        decode_record(zlib.decompress(small), Roster)
         read = time.perf_counter() - before
         share = Share(0, nodes * _NPROC, 0, nodes * _NPROC)
         place = Place(0, share, "10.0.0.0", 29500, True, roster, 0, 0)
