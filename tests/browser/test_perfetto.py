@@ -113,6 +113,8 @@ def test_a_run_is_read_as_it_is_meant(browser: Browsing, perfetto: tuple[str, Pa
         ["attempt 0", "rank 1", "spawn", second, second, 0],
         ["attempt 0", "rank 0", "run: ended", 2 * second, 6 * second, 0],
         ["attempt 0", "rank 1", "run: ended", 2 * second, 7 * second, 0],
+        ["attempt 0", "rank 0", "hang", 4 * second, 3 * second, 1],
+        ["attempt 0", "rank 1", "hang", 4 * second, 3 * second, 1],
         ["attempt 0", "group", text, 6 * second, 0, 0],
         ["attempt 0", "group", "SIGTERM to all workers", 7 * second, 0, 0],
         ["attempt 0", "rank 0", "grace", 7 * second, second, 1],
