@@ -87,7 +87,7 @@ def dump(
             return Pickled(_dumps(preparation) + _dumps((function, args)), tuple(popen.fds))
         except Exception as error:
             _close(popen.fds)
-            raise _blame(function, args, what, error) from error
+            raise _unpicklable(function, args, what, error) from error
     finally:
         context.set_spawning_popen(None)
 
@@ -98,7 +98,7 @@ def _dumps(value: object) -> bytes:
     return buffer.getvalue()
 
 
-def _blame(
+def _unpicklable(
     function: Callable[..., Any], args: tuple[Any, ...], what: str, error: Exception
 ) -> NotPicklable:
     """Find out which part cannot be pickled."""

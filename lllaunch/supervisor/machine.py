@@ -627,7 +627,9 @@ class Known(Record, frozen=True):
 class Machine:
     """A worker group from its first attempt to its end.
 
-    ``history``: what became of those attempts; None if it does not matter.
+    ``alone``: whether this is the only node. ``first``: the number of its first attempt; of the
+    attempts before it ``earlier`` were restarts that counted, and ``history`` says what became of
+    them, None if it does not matter. ``pauses``: whether memory of GPUs is waited for between two.
     """
 
     def __init__(
@@ -734,7 +736,7 @@ class Machine:
     def _note(self, event: Event) -> Case:
         reason = _REASONS.get(type(event))
         if reason is not None and self.healthy:
-            self._blame(reason)
+            self._end_for(reason)
             if isinstance(event, WorkersStuck):
                 self._budget.exhaust()
         note = _NOTES.get(type(event))
@@ -774,7 +776,7 @@ class Machine:
         none = self._known.preflight or self._known.fired is not None
         return "none" if none and self.state in (GroupState.RUNNING, *_ENDING[1:]) else ""
 
-    def _blame(self, reason: Reason) -> None:
+    def _end_for(self, reason: Reason) -> None:
         """The first reason is the one that the attempt ends for."""
         self._learn(reason=self._known.reason or reason)
 
@@ -788,7 +790,7 @@ class Machine:
         if self.healthy:
             # What the watchdog found before is why.
             reason: Reason = "preflight" if self._known.preflight else fault
-            self._blame(self._known.fired.kind if self._known.fired else reason)
+            self._end_for(self._known.fired.kind if self._known.fired else reason)
         return "failed" if self.alive else "last"
 
     def _all_ended(self, event: OrphansGone | OrphansStuck | SpawnerGone) -> Case:
@@ -799,10 +801,10 @@ class Machine:
                 return "success"
             if isinstance(event, OrphansGone):
                 return "passed"
-            self._blame("spawner" if isinstance(event, SpawnerGone) else "preflight")
+            self._end_for("spawner" if isinstance(event, SpawnerGone) else "preflight")
         if isinstance(event, SpawnerGone):
             self.alive = frozenset()
-            self._blame(self._known.fired.kind if self._known.fired else "spawner")
+            self._end_for(self._known.fired.kind if self._known.fired else "spawner")
         self._learn(stuck_orphans=isinstance(event, OrphansStuck))
         if not self._alone and self._known.counted is None and self._known.reason != "signal":
             return "to be agreed"
@@ -872,7 +874,7 @@ class Machine:
             return "none" if self._known.preflight else "reported"
         self._learn(fired=event)
         if self._known.preflight:
-            self._blame(event.kind)
+            self._end_for(event.kind)
             return "ends at once"
         return "ends"
 
@@ -881,7 +883,7 @@ class Machine:
             return ""
         agreed, fired = self._known.agreed, self._known.fired
         if fired is not None and fired.finding == event.finding:
-            self._blame(fired.kind)
+            self._end_for(fired.kind)
         elif agreed is None or agreed.ended.finding != event.finding:
             return ""
         return "awaited" if self._alone else "shared"
