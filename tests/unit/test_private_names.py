@@ -1,18 +1,9 @@
-"""Private names of other packages: all of them in one module, and there in this Python."""
+"""Private names of other packages: all of them in one module."""
 
 from __future__ import annotations
 
 import ast
-import atexit
-import os
-import subprocess
-import sys
-import threading
-import weakref
-from multiprocessing import process, resource_tracker, util
 from pathlib import Path
-
-import pytest
 
 import lllaunch
 
@@ -54,27 +45,3 @@ def test_private_names_of_others_are_in_one_module() -> None:
         *("_run_after_forkers", "_children", "_inheriting", "_resource_tracker", "_fd"),
         *("_WorkerServer", "_register_handler", "_world", "_distributed_c10d"),
     }
-
-
-@pytest.mark.parametrize(
-    ("place", "name"),
-    [
-        (os, "_Environ"),
-        (threading, "_shutdown"),
-        (atexit, "_run_exitfuncs"),
-        (atexit, "_clear"),
-        (weakref.finalize, "_registry"),
-        (util, "_exit_function"),
-        (util, "_finalizer_registry"),
-        (util, "_run_after_forkers"),
-        (process, "_children"),
-        (process, "ORIGINAL_DIR"),
-        (resource_tracker, "_resource_tracker"),
-        (resource_tracker._resource_tracker, "_fd"),
-        (subprocess, "_args_from_interpreter_flags"),
-        (sys, "_xoptions"),
-        (sys, "_current_exceptions"),
-    ],
-)
-def test_this_python_has_them(place: object, name: str) -> None:
-    assert hasattr(place, name)

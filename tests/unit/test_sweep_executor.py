@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import lllaunch.sweep.schedule as v
 from lllaunch.signal_source import QUIET, SignalSource
 from lllaunch.sweep.history import SweepHistory
 from lllaunch.sweep.journal import Header, Journal, read_journal
-from lllaunch.sweep.loop import Executor, JobsLeft, Onlooker, Sweep
+from lllaunch.sweep.loop import Executor, Onlooker, Sweep
 from lllaunch.sweep.pool import Lease, Need
 from lllaunch.sweep.protocol import Prepared
 from lllaunch.sweep.schedule import SweepPolicy
 
 
 class Queue(Executor):
-    """Two jobs at a time, which end in turns; job 1 fails once.
-
-    ``signum``: a signal that comes in the first turn, 0 for none; ``leaves``: what it means.
-    """
+    """Two jobs at a time, which end in turns; job 1 fails once."""
 
     slots = Lease(cpus=(0, 1))
 
-    def __init__(self, signum: int = 0, *, leaves: bool = False) -> None:
+    def __init__(self) -> None:
         self.started: list[v.StartJob] = []
         self.most = 0
-        self._signum, self._leaves = signum, leaves
 
     def compose(self, number: int) -> None:
         self.sweep.composed(v.JobComposed(number, Need(cpus=1), (f"x={number}",)))
@@ -37,18 +32,12 @@ class Queue(Executor):
         self.most = max(self.most, len(self.started))
 
     def goes_on(self, signum: int) -> bool:
-        if self._leaves:
-            raise JobsLeft(v.FinishSweep(0, signum))
         return False
 
     def deadline(self) -> float:
         return 0.0
 
     def look(self, ready: frozenset[int]) -> None:
-        if self._signum:
-            signal.raise_signal(self._signum)
-            self._signum = 0
-            return
         job = self.started.pop(0)
         code = int(job.number == 1 and job.attempt == 0)
         self.sweep.tell(self.sweep.records.ended(job.number, job.attempt, "", code, ""))
@@ -74,15 +63,3 @@ def test_an_executor_of_a_few_lines_runs_a_sweep(tmp_path: Path) -> None:
     tries = {0: 1, 1: 2, 2: 1, 3: 1}
     assert jobs == {number: ("succeeded", count) for number, count in tries.items()}
     assert queue.most == 2
-
-
-def test_a_signal_ends_what_an_executor_runs_or_leaves_it(tmp_path: Path) -> None:
-    finish, jobs = swept(tmp_path, Queue(signal.SIGTERM))
-    assert finish == v.FinishSweep(143, signal.SIGTERM)
-    assert jobs[2] == ("skipped", 0)
-    (tmp_path / "sweep.jsonl").unlink()
-    queue = Queue(signal.SIGTERM, leaves=True)
-    finish, jobs = swept(tmp_path, queue)
-    assert finish == v.FinishSweep(0, signal.SIGTERM)
-    assert [job.number for job in queue.started] == [0, 1]
-    assert jobs[0] == ("started", 1)

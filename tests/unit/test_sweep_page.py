@@ -18,10 +18,6 @@ from lllaunch.results.store import ListEntry
 from lllaunch.results.sweeps import JobTry, SweepTimeline, SweepView
 from lllaunch.results.view import Log
 from lllaunch.sweep.history import JobHistory, SweepResult
-from lllaunch.sweep.journal import (
-    EndedRecord,
-    Result,
-)
 from lllaunch.sweep.objective import Direction
 from lllaunch.sweep.pool import Lease
 
@@ -290,9 +286,3 @@ def test_of_very_many_jobs_those_are_shown_that_tell_most() -> None:
 
 
 # What is known of a sweep, from whatever files it has left
-
-
-def ended(job: int, state: str = "succeeded", why: str = "", value: object = None) -> EndedRecord:
-    code = 0 if state == "succeeded" else 3
-    text = None if value is None else json.dumps(value)
-    return EndedRecord(job, 0, Result(state, code, why, 2.0, text))

@@ -97,17 +97,12 @@ def test_a_scope_has_one_timer_as_in_torch(client: Recorder) -> None:
     assert client.calls == [("acquire", "work")] * 3 + [("release", "work")] * 3
 
 
-def test_a_client_can_be_taken_back(client: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("client")
+def test_a_client_can_be_taken_back() -> None:
     configure(None)
     timer = expires(5)
     with pytest.raises(RuntimeError, match="Configure timer client"), timer:
         pytest.fail("there is no client")
-    path = "/no/such/fifo"
-    monkeypatch.setenv(client_module.TIMER_FILE, path)
-    monkeypatch.setattr(client_module, "FileTimerClient", {path: client}.get)
-    with expires(5, "work"):
-        pass
-    assert client.calls == both("work")
 
 
 def test_tasks_do_not_share_a_timer_nor_run_up_the_numbers(client: Recorder) -> None:
