@@ -107,6 +107,7 @@ class Late(Callback):
     ("moment", "signum"),
     [
         ("callback", "SIGHUP"),
+        ("callback", "SIGINT"),
         ("callback", "SIGUSR1"),
         ("leaving", "SIGTERM"),
     ],

@@ -54,6 +54,8 @@ def test_a_refused_launcher_leaves_the_record_of_the_run_that_goes_on_as_it_is(
         assert contents(run) == before
     assert ended.returncode == 2
     assert ended.stderr.startswith(f"lllaunch: launch.log_dir: '{run}' is in use by another run")
+    assert f"pid {os.getpid()} on " in ended.stderr
+    assert "hydra.run.dir" in ended.stderr
     assert "x=1\n" in (run / ".hydra/overrides.yaml").read_text()
 
 

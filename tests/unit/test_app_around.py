@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -110,21 +109,6 @@ def test_how_an_app_ends(
 ) -> None:
     assert ends(Ledger(), what) == expected
     assert capsys.readouterr().err == said
-
-
-def test_ctrl_c_after_the_run_does_not_change_what_it_ended_with() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    ledger = Ledger()
-
-    def app() -> None:
-        ledger.over(3)
-        signal.raise_signal(signal.SIGINT)
-
-    try:
-        assert ledger.run(app) == 3
-    finally:
-        ledger.restore()
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize("full", [False, True])

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from lllaunch.errors import ConfigError, OutputError
+from lllaunch.errors import OutputError
 from lllaunch.run.directory import LOCK_NAME, RunDirectory
 
 HOSTILE = "-rf with space, ünï→cødé, per%cent, new\nline, quo'te\"d"
@@ -37,19 +37,6 @@ def test_attempts_of_former_runs_are_kept(tmp_path):
     with RunDirectory.claim(str(tmp_path)) as directory:
         assert directory.make_attempt(1)[0] == 8
     assert (old / "stdout.log").read_text() == "precious"
-
-
-def test_second_run_in_same_directory_is_refused_by_name(tmp_path):
-    path = str(tmp_path / "run")
-    with RunDirectory.claim(path):
-        with pytest.raises(ConfigError) as caught:
-            RunDirectory.claim(path)
-        (problem,) = caught.value.problems
-        assert caught.value.exit_code == 2
-        assert repr(path) in str(caught.value)
-        assert f"pid {os.getpid()} on " in problem.message
-        assert "hydra.run.dir" in problem.hint
-    RunDirectory.claim(path).release()
 
 
 def test_file_system_without_locks_is_used_without(tmp_path, monkeypatch):
