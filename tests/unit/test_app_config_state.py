@@ -25,6 +25,15 @@ def job() -> DictConfig:
     return OmegaConf.create({"lr": 1, "name": "${hydra:job.name}"})
 
 
+def test_hydras_state_is_set_again_where_the_config_is_unpacked(job: DictConfig) -> None:
+    data = pack(job)
+    HydraConfig.instance().cfg = None
+    JobRuntime.instance().set("name", "other")
+    assert unpack(data).lr == 1
+    assert HydraConfig.get().job.name == "train"
+    assert JobRuntime.instance().get("name") == "train"
+
+
 def test_what_pickle_does_not_find_by_its_name_travels_with_its_code(job: DictConfig) -> None:
     @dataclasses.dataclass
     class Local:
