@@ -74,41 +74,26 @@ class ProcessTable:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, ProcessFacts]] = {}
+        self._seen: dict[tuple[str, int], ProcessFacts] = {}  # by name and inode in /proc
 
     def look(self, again: Collection[int] = ()) -> list[ProcessFacts]:
-        """Return all processes that can be seen, in no order.
+        """Return all processes that can be seen, in no order; those ``again`` as they are now.
 
         Raises:
             OSError: /proc cannot be listed: no descriptor is left.
         """
-        fresh = {str(pid) for pid in again}
         with os.scandir("/proc") as entries:
-            before, self._seen = self._seen, {}
-            for entry in entries:
-                name, inode = entry.name, entry.inode()
-                known = before.get(name)
-                if known is not None and known[0] == inode and name not in fresh:
-                    self._seen[name] = known
-                elif name.isdigit():
-                    self._read(name, inode)
+            keys = [(each.name, each.inode()) for each in entries if each.name.isdigit()]
+        before, self._seen = self._seen, {}
         # their numbers may be given to others, which would then seem to be the parents
-        gone = {
-            process.pid
-            for name, (inode, process) in before.items()
-            if name not in self._seen or self._seen[name][0] != inode
-        }
-        for name, (inode, process) in list(self._seen.items()) if gone else ():
-            if process.ppid in gone and name in before:
-                self._read(name, inode)
-        return [process for _, process in self._seen.values()]
-
-    def _read(self, name: str, inode: int) -> None:
-        found = facts(int(name))
-        if found is not None:
-            self._seen[name] = inode, found
-        else:
-            self._seen.pop(name, None)
+        gone = {int(name) for name, _ in before.keys() - keys}
+        for key in keys:
+            found, pid = before.get(key), int(key[0])
+            if found is None or found.ppid in gone or pid in again:
+                found = facts(pid)
+            if found is not None:
+                self._seen[key] = found
+        return [*self._seen.values()]
 
     def is_there(self, pid: int) -> bool:
         """Whether there is such a process now."""
