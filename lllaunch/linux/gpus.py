@@ -7,8 +7,8 @@ does among those of real ones.
 
 A call into a driver that hangs sleeps in the kernel, and nothing ends it. In a thread it would keep
 the launcher from ever ending: a process is over when the last of its threads is. So what GPUs do
-while workers run is read by a small process, which is told a line for each time and is killed in
-the end; the launcher reads its lines, and waits for nothing.
+while workers run is read by a small process, which writes a line for each look and is killed in the
+end; the launcher reads its lines, and waits for nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from lllaunch.linux.process import set_parent_death_signal, wait_readable
+from lllaunch.linux.process import set_parent_death_signal
 
 logger = logging.getLogger(__name__)
 
@@ -252,8 +252,6 @@ def _slice_handles(gpu: Any, nvml: Nvml) -> list[Any]:
 
 # In a process of its own
 
-# A reading takes some milliseconds a GPU: so long before it is wanted it is asked for, seconds.
-_AHEAD = 0.5
 # One that is killed ends within this, seconds, unless it hangs in the kernel.
 _KILLED_WITHIN = 0.5
 _MOST_BYTES = 1 << 20
@@ -281,15 +279,14 @@ class _DriverProcess:
     def __init__(self, function: Callable[..., object], *args: object) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self._said = b""
-        module, name = function.__module__, function.__name__
         code = (
-            f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import below; "
-            f"from {module} import {name}; below({os.getpid()}) and {name}(*{args!r})"
+            f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import below, "
+            f"{function.__name__} as tell; below({os.getpid()}) and tell(*{args!r})"
         )
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", code],
-                stdin=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 # what the terminal sends is for the launcher
@@ -325,10 +322,8 @@ class _DriverProcess:
         if process is None:
             return
         process.kill()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        if process.stdout is not None:
+            process.stdout.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(_KILLED_WITHIN)
 
@@ -337,37 +332,23 @@ class GpuMeter(_DriverProcess):
     """Reads what GPUs do in a process of its own, which it starts.
 
     ``visible``: values of ``CUDA_VISIBLE_DEVICES`` of those who see them, None where it is not set.
+    ``period``: seconds between two readings.
     """
 
-    def __init__(self, visible: Sequence[str | None]) -> None:
-        super().__init__(serve, list(visible))
-        self._asked = False
+    def __init__(self, visible: Sequence[str | None], period: float) -> None:
+        super().__init__(tell_use, list(visible), period)
 
-    def take(self, wanted_in: float) -> GpuReading | None:
-        """Return what was read since the last call, and ask for the next; waits for nothing.
-
-        ``wanted_in``: seconds until the next call. Returns None if there is none: nobody had asked
-        yet, or the driver has not answered.
-        """
+    def take(self) -> GpuReading | None:
+        """Return what was read last since the last call, None if nothing was; waits for nothing."""
         if self._process is None:
             return None
-        answers = self._lines() if self._asked else []
-        if answers is None:
+        lines = self._lines()
+        if lines is None:
             # there is no driver, or it does not know this one
             self.close()
+        if not lines:
             return None
-        if answers or not self._asked:
-            # one request at a time, of less than a pipe takes
-            assert self._process.stdin is not None
-            wait = max(0.0, wanted_in - _AHEAD)
-            try:
-                os.write(self._process.stdin.fileno(), f"{wait:.3f}\n".encode())
-                self._asked = True
-            except OSError:
-                self.close()
-        if not answers:
-            return None
-        seen, gpus = json.loads(answers[0])
+        seen, gpus = json.loads(lines[-1])
         use = {name: GpuUse(*each) for name, each in gpus.items()}
         return GpuReading([tuple(names) for names in seen], use)
 
@@ -434,20 +415,18 @@ def below(parent: int) -> bool:
     return os.getppid() == parent
 
 
-def serve(
-    visible: Sequence[str | None], source: int = 0, sink: int = 1, nvml: Nvml | None = None
+def tell_use(
+    visible: Sequence[str | None], period: float, sink: int = 1, nvml: Nvml | None = None
 ) -> None:
-    """Answer requests: each is a number of seconds to wait, and each answer one line of JSON.
+    """Tell, in a process of its own, what GPUs do, as `gpus_in_use`, until nobody listens.
 
-    ``source``: descriptor that requests come from; its end ends this. ``sink``: descriptor for the
-    answers.
+    ``sink``: descriptor that gets a line of JSON for each look.
     """
     # kept, so that the driver is not loaded for each reading
     with contextlib.suppress(OSError, GpusUnknown), asking(nvml) as driver:
-        while request := os.read(source, 64):
-            if wait_readable(source, float(request)):
-                break
+        while True:
             os.write(sink, json.dumps(gpus_in_use(visible, driver)).encode() + b"\n")
+            time.sleep(period)
 
 
 def tell_holders(pids: Collection[int], sink: int = 1, nvml: Nvml | None = None) -> None:

@@ -506,8 +506,8 @@ class WatchdogDriver:
             with contextlib.suppress(ImportError, OSError):
                 from lllaunch.linux.gpus import GpuMeter  # noqa: PLC0415 - seldom
 
-                self._meter = GpuMeter([*self.visible.values()])
-        reading = None if self._meter is None else self._meter.take(self._samples)
+                self._meter = GpuMeter([*self.visible.values()], self._samples)
+        reading = None if self._meter is None else self._meter.take()
         if reading is not None:
             seen = dict(zip(self.visible, reading.seen, strict=True))
             workers = {

@@ -86,7 +86,7 @@ def meters(driver: Driver) -> Iterator[Meters]:
 
         def make() -> tuple[GpuMeter, int]:
             before = set(proc.children(os.getpid()))
-            meter = GpuMeter([None, "1", ""])
+            meter = GpuMeter([None, "1", ""], 0.01)
             stack.callback(meter.close)
             (pid,) = set(proc.children(os.getpid())) - before
             return meter, pid
@@ -96,25 +96,25 @@ def meters(driver: Driver) -> Iterator[Meters]:
 
 def test_a_driver_is_asked_again_and_again(meters: Meters) -> None:
     meter, pid = meters()
-    assert meter.take(0.0) is None
+    assert meter.take() is None
     for _ in range(3):
-        assert until(lambda: meter.take(0.0), "a reading") == GpuReading(
+        assert until(meter.take, "a reading") == GpuReading(
             [("0", "1"), ("1",), ()], {"0": GpuUse(0.5, 0, None), "1": GpuUse(0.5, 1, None)}
         )
     meter.close()
     meter.close()
     assert gone(pid)
-    assert meter.take(0.0) is None
+    assert meter.take() is None
 
 
 def test_a_driver_that_hangs_keeps_nobody_waiting(driver: Driver, meters: Meters) -> None:
     hanging = driver.root / "hanging"
     driver.write(use=f"open({str(hanging)!r}, 'w').close(); time.sleep(1000)")
     meter, pid = meters()
-    assert meter.take(0.0) is None
+    assert meter.take() is None
     until(hanging.exists, "the driver to hang")
     for _ in range(100):
-        assert meter.take(0.0) is None
+        assert meter.take() is None
     meter.close()
     assert gone(pid)
 
@@ -124,8 +124,8 @@ def test_without_a_driver_the_process_ends_and_nobody_asks_again(
 ) -> None:
     driver.write("raise NVMLError('Driver Not Loaded')")
     meter, pid = meters()
-    until(lambda: meter.take(0.0) is None and gone(pid), "the process to end")
-    assert meter.take(0.0) is None
+    until(lambda: meter.take() is None and gone(pid), "the process to end")
+    assert meter.take() is None
 
 
 @pytest.mark.usefixtures("driver")
