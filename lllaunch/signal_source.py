@@ -69,13 +69,11 @@ class SignalException(Exception):
 
 def named_signals(text: str) -> list[signal.Signals]:
     """The signals of a comma-separated list; unknown names are logged and left out."""
-    found = []
-    for name in filter(None, (part.strip() for part in text.split(","))):
-        try:
-            found.append(signal.Signals[name])
-        except KeyError:
+    names = [part.strip() for part in text.split(",") if part.strip()]
+    for name in names:
+        if name not in signal.Signals.__members__:
             logger.warning("%s: %r is not a signal's name", SIGNALS_TO_HANDLE, name)
-    return found
+    return [signal.Signals[name] for name in names if name in signal.Signals.__members__]
 
 
 class SignalSource:
@@ -113,28 +111,24 @@ class SignalSource:
         notice: signal.Signals | None = None,
         noticed: Callable[[int], None] | None = None,
     ) -> None:
-        if signals is None:
-            given = os.environ.get(SIGNALS_TO_HANDLE)
-            named = named_signals(DEFAULT_SIGNALS if given is None else given)
-            signals = {*named}.difference(quiet) if given is None else named
-        noted = {*signals}
-        self.quiet = frozenset(quiet) - noted  # those
-        noted |= self.quiet
-        if notice is not None:
-            noted |= {notice, signal.SIGTERM}
-        if stops:
-            noted.add(signal.SIGTSTP)
-        self._signals = frozenset(noted)
+        given = os.environ.get(SIGNALS_TO_HANDLE)
+        if signals is None and given is None:
+            signals = {*named_signals(DEFAULT_SIGNALS)}.difference(quiet)
+        ending = {*(named_signals(given or "") if signals is None else signals)}
+        self.quiet = frozenset(quiet) - ending  # those
+        # what is taken for SIGTERM
+        self._announces = set() if notice is None else {notice, signal.SIGTERM}
+        self._signals = {*ending, *self.quiet, *self._announces, *([signal.SIGTSTP] * stops)}
         self._notice, self._noticed = notice, noticed
         # the first of SIGTERM and the ``notice`` that came, if there is a ``notice``; else None
         self.announced: int | None = None
         self._stops, self.stopping, self._stop_was_blocked = stops, False, False
         self._before: dict[signal.Signals, Any] = {}
-        self._wakes, self._raise = not raises, raises
+        # who raises needs no waking, and such contexts may end in any order
+        self._wakes, self._raise, self._told = not raises, raises, False
         self._wakeup_before = self._read = self._write = -1
         self._first = 0
         self._noted: list[int] = []
-        self._told = False
 
     def fileno(self) -> int:
         """A descriptor that is readable when `received` has something to tell."""
@@ -176,45 +170,43 @@ class SignalSource:
                 signum, handler = self._before.popitem()
                 if signal.getsignal(signum) == self._handle:
                     signal.signal(signum, signal.SIG_DFL if handler is None else handler)
-        for fd in (self._read, self._write):
-            if fd >= 0:
-                os.close(fd)
+        if self._wakes:
+            os.close(self._read)
+            os.close(self._write)
         self._read = self._write = -1
-        noted, self._noted = self._noted, []
-        for told in noted:
-            if told not in self.quiet and not self._told:
-                signal.raise_signal(told)
-        if self.stopping:
-            self.stopping = False
-            signal.raise_signal(signal.SIGTSTP)
+        again = [] if self._told else [each for each in self._noted if each not in self.quiet]
+        again += [signal.SIGTSTP] * self.stopping
+        self._noted, self.stopping = [], False
+        for number in again:
+            signal.raise_signal(number)
 
     def leave(self) -> None:
         """In a forked process: end the context. What was noted is for the parent."""
-        self._noted.clear()
-        self.stopping = False
+        self._noted, self.stopping = [], False
         self.__exit__()
 
     def _handle(self, signum: int, _frame: FrameType | None) -> None:
         if self._stops and signum == signal.SIGTSTP:
             self.stopping = True
             return
-        if self._notice is not None and signum in {self._notice, signal.SIGTERM}:
+        if signum in self._announces:
             if self.announced is not None:
                 return
             self.announced = signum
             if self._noticed is not None:
                 self._noticed(signum)
             signum = signal.SIGTERM
-        if SignalSource.twice and signum not in self.quiet:
-            repeats, self._first = self._first == signum, self._first or signum
-            if repeats:
-                self._first = -1
-                return
         # the quiet ones end nobody
-        if self._raise and signum not in self.quiet:
-            self._told = True
-            received = signal.Signals(signum)
-            raise SignalException(f"process {os.getpid()} received {received.name}", received)
+        if signum not in self.quiet:
+            if SignalSource.twice:
+                repeats, self._first = self._first == signum, self._first or signum
+                if repeats:
+                    self._first = -1
+                    return
+            if self._raise:
+                self._told = True
+                received = signal.Signals(signum)
+                raise SignalException(f"process {os.getpid()} received {received.name}", received)
         self._noted.append(signum)
 
     def received(self) -> list[int]:
