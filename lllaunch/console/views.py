@@ -363,13 +363,14 @@ def _failures(failed: Sequence[ListEntry], setting: Setting) -> Iterator[Row]:
     """Report why jobs failed, those that failed for the same reason together."""
     groups: dict[str, list[ListEntry]] = {}
     for job in failed:
-        # whichever rank came first
         groups.setdefault(_RANK.sub("", ending(job.exit_code, job.root_cause)), []).append(job)
-    for jobs in list(groups.values())[:_MOST_FAILURES]:
+    for cause, jobs in list(groups.items())[:_MOST_FAILURES]:
         first = jobs[0]
         name = short_overrides(first.overrides) if len(jobs) == 1 else ""
         who = named_jobs(job.number or 0 for job in jobs) + (f" ({name})" if name else "")
-        why = ending(first.exit_code, first.root_cause)
+        # the rank is named where it was the same in all of them
+        ranked = {ending(job.exit_code, job.root_cause) for job in jobs}
+        why = ranked.pop() if len(ranked) == 1 else cause
         yield (StyledText(f"  {who} failed: ", "bad"), StyledText(why))
         tried = [job for job in jobs if job.attempts]
         logs = [shown_path(job.path, setting.cwd) for job in tried[:_MOST_LOGS]]

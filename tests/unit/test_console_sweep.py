@@ -216,6 +216,10 @@ def test_jobs_that_failed_of_the_same_are_told_together() -> None:
     assert f"  jobs 0-4 failed: exit code 3: {why}\n    logs in {logs} and 2 more\n" in found
     assert "  job 5 (lr=6) failed: SIGKILL (exit code 137)\n" in found
     assert "0 of 6 jobs succeeded, 6 failed" in found
+    # another rank came first in each
+    ranks = [ended(n, "failed", 3, f"rank {n}: raised ValueError: no") for n in range(2)]
+    found = shown(document(*ranks, jobs=2), SETTING._replace(total=2))
+    assert "  jobs 0-1 failed: exit code 3: raised ValueError: no\n" in found
 
 
 def test_a_job_that_a_signal_ended_is_one_that_failed_and_the_signal_is_named_once() -> None:
