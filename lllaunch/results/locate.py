@@ -117,6 +117,8 @@ def locate(name: str) -> FoundDirectory:
     Raises:
         NoSuchRun: it is not there.
     """
+    if not name:
+        raise NoSuchRun("", "RUN is empty", _hint(""))
     if not os.path.exists(name):
         return _latest() if name == LATEST else _named(name)
     directory = os.path.normpath(name)

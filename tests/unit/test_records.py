@@ -288,6 +288,8 @@ def test_the_end_of_a_path_names_a_run(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     assert locate("23-36-40").path == "outputs/2024-05-02/23-36-40"
     assert locate("2024-05-01/12-10-00").path == "outputs/2024-05-01/12-10-00"
+    with pytest.raises(NoSuchRun, match="RUN is empty; "):
+        locate("")
     with pytest.raises(NoSuchRun, match=r"'12-10-00' names 2 runs: .*; say which one"):
         locate("12-10-00")
 
