@@ -24,11 +24,12 @@ any place of a text, and of each block only the last segments are parsed.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from lllaunch.heartbeats import read_progress
@@ -52,6 +53,16 @@ MOST_SEGMENTS = 4096
 MOST_METRICS = 32
 # Characters of a number.
 _LONGEST_NUMBER = 60
+# Bytes of a file that are read in one look. Of more the last ones are, and nobody waits.
+_MOST = 256 * 1024
+# The rate is that of so many seconds, or of the last two steps that were seen if those took longer.
+_WINDOW = 120.0
+# Between two looks for numbers that are none, seconds, where nothing else asks for looks.
+_INTERVAL = 5.0
+_MOST_BARS = 64
+# Seconds, ten years: what would take longer nobody can tell. Of an odd step or total a rate is
+# infinite, or none that is shown, and so is the rest.
+_LONGEST = 10 * 365 * 86400.0
 
 
 class Shown(NamedTuple):
@@ -102,54 +113,48 @@ class OutputParser:
         parts = parts[-2 * MOST_SEGMENTS - 1 :]
         for whole, end in zip(parts[::2], parts[1::2], strict=False):
             segment = whole[:LONGEST]
-            shown = self._parse(segment) if _may_show(segment) else None
+            shown = self._bar(segment)
+            is_row = shown is not None and end == b"\n" and _is_rich(segment)
+            self._rows = (*self._rows[: shown.depth], shown.name) if shown and is_row else ()
             if shown is not None:
                 found.append(shown)
-            drawn = shown is not None and _is_rich(segment)
-            above = self._rows[: shown.depth] if shown is not None else ()
-            self._rows = (*above, shown.name) if drawn and shown and end == b"\n" else ()
-            numbers = captured(self._pattern, segment) if self._pattern else None
-            if numbers is not None:
-                found.append(Captured(numbers))
+            match = self._pattern and self._pattern.search(_text(segment)[:LONGEST_BAR])
+            if match:
+                texts = match.groupdict().items()
+                found.append(Captured(_numbers((name, text) for name, text in texts if text)))
             elif shown is None and not _BLANK.fullmatch(segment):
                 found.append(OtherOutput())
         return found
 
     def pending(self) -> Shown | None:
         """Return what a bar of tqdm was redrawn to last, which nothing has ended yet."""
-        segment = self._pending
         # what may be cut in the middle of a number says nothing
-        return None if _is_rich(segment) or not _may_show(segment) else self._parse(segment)
+        return None if _is_rich(self._pending) else self._bar(self._pending)
 
-    def _parse(self, segment: bytes) -> Shown | None:
-        text = _text(segment)
+    def _bar(self, segment: bytes) -> Shown | None:
+        """Return the bar, or the numbers of the Trainer, that a segment shows."""
         if segment.startswith(_DICTIONARY):
-            return _numbers(text)
-        if len(text) > LONGEST_BAR:
+            # {'loss': 0.3, 'epoch': 1.0}; numbers may be quoted
+            text = _text(segment)
+            metrics = _metrics(_QUOTED, text) if text.rstrip().endswith("}") else {}
+            return Shown(metrics=metrics) if metrics else None
+        rich = _is_rich(segment)
+        if not rich and not (
+            # it is worth the while to parse it
+            (b" [" in segment and b"]" in segment)
+            and (b"<" in segment or b"/s" in segment or b"s/" in segment)
+        ):
             return None
-        if _is_rich(segment):
-            return self._row(_rich(text))
-        shown = _tqdm(text)
+        text = _text(segment)
+        shown = None if len(text) > LONGEST_BAR else (_rich if rich else _tqdm)(text)
+        if shown is None:
+            return None
         # tqdm goes up again from a bar that stands below others
-        return None if shown is None else shown._replace(depth=segment.count(b"\x1b[A"))
-
-    def _row(self, shown: Shown | None) -> Shown | None:
-        if shown is None or shown.name in self._rows:
-            # the same bar again: the next of a loop, and none below the one before
-            return shown
-        return shown._replace(depth=len(self._rows))
-
-
-def captured(pattern: re.Pattern[str], segment: bytes) -> dict[str, float] | None:
-    """Return the numbers of the named groups of a pattern in the first `LONGEST_BAR` characters.
-
-    Returns None where it does not match. Groups that took no part, or hold no number, are left out.
-    """
-    match = pattern.search(_text(segment)[:LONGEST_BAR])
-    if match is None:
-        return None
-    numbers = {name: as_number(text) for name, text in match.groupdict().items() if text}
-    return {name: number for name, number in numbers.items() if number is not None}
+        depth = segment.count(b"\x1b[A")
+        if rich:
+            # the same bar again is the next of a loop, and none below the one before
+            depth = 0 if shown.name in self._rows else len(self._rows)
+        return shown._replace(depth=depth)
 
 
 def as_number(text: str) -> float | None:
@@ -223,13 +228,15 @@ def _text(segment: bytes) -> str:
     return plain(segment.decode("utf-8", "replace"))
 
 
-def _may_show(segment: bytes) -> bool:
-    """Whether it is worth the while to parse a segment."""
-    if _is_rich(segment) or segment.startswith(_DICTIONARY):
-        return True
-    if b" [" not in segment or b"]" not in segment:
-        return False
-    return b"<" in segment or b"/s" in segment or b"s/" in segment
+def _numbers(texts: Iterable[tuple[str, str]]) -> dict[str, float]:
+    """Return what are numbers among texts, by their names."""
+    found = ((name, as_number(text)) for name, text in texts)
+    return {name: number for name, number in found if number is not None}
+
+
+def _metrics(pairs: re.Pattern[str], text: str) -> dict[str, float]:
+    numbers = _numbers((pair["name"], pair["value"]) for pair in pairs.finditer(text))
+    return dict(itertools.islice(numbers.items(), MOST_METRICS))
 
 
 def _tqdm(text: str) -> Shown | None:
@@ -247,7 +254,7 @@ def _tqdm(text: str) -> Shown | None:
         _PERCENT_BEFORE.sub("", before),
         float(match["step"]) * _SCALES[match["scale"]],
         float(total) * _SCALES[groups["scale2"]] if total else None,
-        _metrics(_PAIR.finditer(postfix)),
+        postfix,
     )
 
 
@@ -259,28 +266,23 @@ def _rich(text: str) -> Shown | None:
     bar = _BAR.search(text)
     if bar is None or not _FOLLOWS.match(text, bar.end()):
         return None
-    before, after = text[: bar.start()], text[bar.end() :]
-    # a title stands between two rules
-    if "━" in after or "-----" in after or _TRANSFER.search(after):
-        return None
+    after = text[bar.end() :]
     count, percent = _ROW_OF.search(after), _PERCENT.search(after)
-    if count is not None and count["bytes"]:
-        return None
+    step, total, transfers = percent and percent["percent"], "100", _TRANSFER.search(after)
     if count is not None:
-        total = None if count["total"] == "?" else float(count["total"])
-        step = float(count["step"])
-    elif percent is not None:
-        step, total = float(percent["percent"]), 100.0
-    else:
+        step, total, transfers = count["step"], count["total"], transfers or count["bytes"]
+    # a title stands between two rules
+    if "━" in after or "-----" in after or transfers or step is None:
         return None
-    shown = _shown(before, step, total, _metrics(_PAIR.finditer(after)))
+    goal = None if total == "?" else float(total)
+    shown = _shown(text[: bar.start()], float(step), goal, after)
     if "•" in after and shown.epochs is not None:
         # Lightning's: its epochs count from 0 to the last one
         shown = shown._replace(epochs=shown.epochs + 1)
     return shown
 
 
-def _shown(before: str, step: float, total: float | None, metrics: dict[str, float]) -> Shown:
+def _shown(before: str, step: float, total: float | None, after: str) -> Shown:
     epoch = _EPOCH.search(before)
     name = _INNER.search(re.sub(r"[\d.]+", "#", before))
     return Shown(
@@ -289,35 +291,8 @@ def _shown(before: str, step: float, total: float | None, metrics: dict[str, flo
         total=total,
         epoch=int(epoch[1]) if epoch else None,
         epochs=int(epoch[2]) if epoch and epoch[2] else None,
-        metrics=metrics,
+        metrics=_metrics(_PAIR, after),
     )
-
-
-def _numbers(text: str) -> Shown | None:
-    """Return a line of the Trainer, ``{'loss': 0.3, 'epoch': 1.0}``; numbers may be quoted."""
-    if not text.rstrip().endswith("}"):
-        return None
-    metrics = _metrics(_QUOTED.finditer(text))
-    return Shown(metrics=metrics) if metrics else None
-
-
-def _metrics(pairs: Iterable[re.Match[str]]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for pair in pairs:
-        number = as_number(pair["value"])
-        if number is not None and len(found) < MOST_METRICS:
-            found[pair["name"]] = number
-    return found
-
-
-# The rate is that of so many seconds, or of the last two steps that were seen if those took longer.
-_WINDOW = 120.0
-# Between two looks for numbers that are none, seconds, where nothing else asks for looks.
-_INTERVAL = 5.0
-_MOST_BARS = 64
-# Seconds, ten years: what would take longer nobody can tell. Of an odd step or total a rate is
-# infinite, or none that is shown, and so is the rest.
-_LONGEST = 10 * 365 * 86400.0
 
 
 class Progress(NamedTuple):
@@ -334,14 +309,14 @@ class Progress(NamedTuple):
 class _Counter:
     """The steps of one bar, or of all that a rank says."""
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, depth: int = 0) -> None:
         self.began = self.seen = self.moved = now
         self.step: float | None = None
         self.total: float | None = None
-        self.depth = 0
+        self.depth = depth
         self.is_full = False  # whether it is a bar that has reached its total
-        self._shown = 0.0
-        self._before = 0.0
+        self.is_over = False  # and something else was printed since
+        self._shown = self._before = 0.0
         self._from_zero = False
         self._points: deque[tuple[float, float]] = deque(maxlen=64)
 
@@ -363,34 +338,44 @@ class _Counter:
 
     def draw(self, bar: Shown, now: float) -> bool:
         """Take note of what a bar shows; return whether it has moved."""
-        assert bar.step is not None
-        moved = self.step is None or bar.step != self._shown
+        step = bar.step or 0.0
+        moved = self.step is None or step != self._shown
         if bar.epoch is not None and bar.total is not None:
             # "Epoch 1/10" is the first of ten, unless there was an epoch 0
             self._from_zero = self._from_zero or not bar.epoch or bar.epochs is None
             done = bar.epoch if self._from_zero else bar.epoch - 1
-            total = None if bar.epochs is None else bar.epochs * bar.total
-            self.count(done * bar.total + bar.step, total, now)
-            # more epochs follow, as far as is known
-            self.is_full = total is not None and self.step is not None and self.step >= total
+            full = total = None if bar.epochs is None else bar.epochs * bar.total
+            count = done * bar.total + step
         else:
-            self.is_full = bar.total is not None and bar.step >= bar.total
-            if bar.step < self._shown:
+            if step < self._shown:
                 self._before += self._shown
-            self.count(self._before + bar.step, None if self._before else bar.total, now)
-        self._shown = bar.step
+            count, full = (
+                self._before + step,
+                None if bar.total is None else self._before + bar.total,
+            )
+            total = None if self._before else bar.total
+        self.count(count, total, now)
+        # of epochs more may follow, as far as is known
+        self.is_full, self.is_over = full is not None and count >= full, False
+        self._shown = step
         return moved
 
-    def rate(self) -> float | None:
-        """Return the steps per second of late."""
-        if len(self._points) < 2:
+    def at(self, now: float, metrics: Mapping[str, float]) -> Progress | None:
+        """Return how far it is, None if that is not known."""
+        if self.step is None:
             return None
-        (begin, first), (end, last) = self._points[0], self._points[-1]
-        rate = (last - first) / (end - begin)
-        return rate if 1 / _LONGEST <= rate < math.inf else None
+        rate, eta, idle = None, None, max(0.0, now - self.moved)
+        if len(self._points) > 1:
+            (begin, first), (end, last) = self._points[0], self._points[-1]
+            rate = (last - first) / (end - begin)
+            rate = rate if 1 / _LONGEST <= rate < math.inf else None
+        if rate and self.total is not None and self.total >= self.step:
+            needs = (self.total - self.step) / rate
+            eta = max(0.0, needs - idle) if needs <= _LONGEST else None
+        return Progress(self.step, self.total, rate, eta, idle, dict(metrics))
 
 
-class RankProgress:
+class _Rank:
     """How far one rank is."""
 
     def __init__(self) -> None:
@@ -399,34 +384,26 @@ class RankProgress:
         self.finite: set[str] = set()
         self.bars: dict[tuple[int, str, int], _Counter] = {}
         self.main: _Counter | None = None
-        # Whether that is full, and something else was printed since.
-        self.main_is_over = False
-        # What it says itself, or the user's pattern; which of them, and when it was said last.
+        # What it says itself, or else the user's pattern; and when it said that last.
         self.own: _Counter | None = None
-        self.calls = False
         self.moment = 0
 
     def draw(self, stream: int, bar: Shown, now: float) -> bool:
         """Take note of a bar on a stream; return whether it has moved."""
         key = stream, bar.name, bar.depth
-        counter = self.bars.get(key)
-        if counter is None:
+        if key not in self.bars:
             if len(self.bars) >= _MOST_BARS:
                 self.bars = {key: each for key, each in self.bars.items() if each is self.main}
-            counter = self.bars[key] = _Counter(now)
-            counter.depth = bar.depth
+            self.bars[key] = _Counter(now, bar.depth)
+        counter = self.bars[key]
         if self.main is None or bar.depth <= self.main.depth:
-            self.main, self.main_is_over = counter, False
+            self.main = counter
         return counter.draw(bar, now)
-
-    def print_other(self) -> None:
-        """Take note of output that is no bar: one that is full has ended."""
-        self.main_is_over = self.main is not None and self.main.is_full
 
     @property
     def counter(self) -> _Counter | None:
         """What tells how far it is."""
-        return self.own or (None if self.main_is_over else self.main)
+        return self.own or (None if self.main is None or self.main.is_over else self.main)
 
     @property
     def step(self) -> float | None:
@@ -442,21 +419,8 @@ class RankProgress:
         """
         bars = [each for each in self.bars.values() if not each.depth]
         longest = max(bars, key=lambda bar: bar.seen - bar.began, default=self.main)
-        if longest is self.main and self.main_is_over:
-            longest = None
         counter = self.own or longest
-        return None if counter is None else counter.step
-
-    def at(self, now: float) -> Progress | None:
-        """Return how far it is, None if it has not said."""
-        counter = self.counter
-        if counter is None or counter.step is None:
-            return None
-        rate, idle, eta = counter.rate(), max(0.0, now - counter.moved), None
-        if rate and counter.total is not None and counter.total >= counter.step:
-            needs = (counter.total - counter.step) / rate
-            eta = max(0.0, needs - idle) if needs <= _LONGEST else None
-        return Progress(counter.step, counter.total, rate, eta, idle, dict(self.metrics))
+        return None if counter is None or counter.is_over else counter.step
 
 
 class ProgressTracker:
@@ -464,9 +428,8 @@ class ProgressTracker:
 
     def __init__(self, *, captures: bool = False) -> None:
         self._captures = captures
-        self._ranks: defaultdict[int, RankProgress] = defaultdict(RankProgress)
-        # moment of the last word of any rank, whether new or not; None before the first
-        self.spoke: float | None = None
+        self._ranks: defaultdict[int, _Rank] = defaultdict(_Rank)
+        self.spoke = 0.0  # moment of the last word of any rank, whether new or not
         # moment of the last progress of any rank; None before the first
         self.moved: float | None = None
         self.longest_step: float | None = None  # between two of these, seconds
@@ -479,9 +442,9 @@ class ProgressTracker:
         known = self._ranks[rank]
         if record.moment == known.moment:
             return
+        if known.own is None or not known.moment:
+            known.own = _Counter(now)
         known.moment = record.moment
-        if known.own is None or not known.calls:
-            known.own, known.calls = _Counter(now), True
         # it may have been a while ago
         moved = known.own.count(record.step, record.total, min(now, record.moment / 1e9))
         # of what was told between two looks only the first NaN is known
@@ -506,26 +469,27 @@ class ProgressTracker:
         """
         known = self._ranks[rank]
         for each in printed:
-            is_bar = isinstance(each, Shown) and each.step is not None
-            if not is_bar:
-                known.print_other()
-            if isinstance(each, Captured):
+            if isinstance(each, Shown) and each.step is not None:
+                moved = known.draw(stream, each, now)
+                exact = complete and known.own is None
+                self._add(rank, each.metrics, known.step, exact=exact, chosen=False, bar=True)
+                if not self._captures:
+                    self._note(now, moved=moved)
+                continue
+            if known.main is not None:
+                known.main.is_over = known.main.is_full
+            if isinstance(each, Shown):
+                self._add(rank, each.metrics, known.step, chosen=False)
+            elif isinstance(each, Captured):
                 numbers = dict(each.numbers)
                 step, total = numbers.pop("step", None), numbers.pop("total", math.nan)
                 moved = step is None or known.own is None or step != known.own.step
-                if step is not None and math.isfinite(step) and not known.calls:
+                if step is not None and math.isfinite(step) and not known.moment:
                     known.own = known.own or _Counter(now)
                     known.own.count(step, total if math.isfinite(total) else None, now)
-                exact = complete and step is not None
-                self._add(rank, numbers, known.step if step is None else step, exact=exact)
+                at = known.step if step is None else step
+                self._add(rank, numbers, at, exact=complete and step is not None)
                 self._note(now, moved=moved)
-            elif isinstance(each, Shown):
-                moved = is_bar and known.draw(stream, each, now)
-                exact = complete and is_bar and known.own is None
-                # placeholders stand in a bar until there is a number
-                self._add(rank, each.metrics, known.step, exact=exact, chosen=False, bar=is_bar)
-                if is_bar and not self._captures:
-                    self._note(now, moved=moved)
 
     def knows(self, rank: int, stream: int, bar: Shown) -> bool:
         """Whether a bar of a rank's stream is one of those that were drawn, or the first one."""
@@ -550,13 +514,14 @@ class ProgressTracker:
         metrics: Mapping[str, float],
         step: float | None,
         *,
-        exact: bool,
+        exact: bool = False,
         chosen: bool = True,
         bar: bool = False,
     ) -> None:
         """Take note of numbers, of too many of the first; notice those that are none any more.
 
-        That is NaN, and infinity after a finite number.
+        That is NaN, and infinity after a finite number. Placeholders stand in a ``bar`` until there
+        is a number.
         """
         known = self._ranks[rank]
         for name, number in metrics.items():
@@ -591,9 +556,8 @@ class ProgressTracker:
     @property
     def step(self) -> float | None:
         """The step of the rank that is the furthest, None if none is known."""
-        return max(
-            (each.step for each in self._ranks.values() if each.step is not None), default=None
-        )
+        known = (each.step for each in self._ranks.values())
+        return max((step for step in known if step is not None), default=None)
 
     def furthest(self) -> float | None:
         """Return the highest step of any rank, None if none is known."""
@@ -602,8 +566,9 @@ class ProgressTracker:
 
     def at(self, now: float) -> dict[int, Progress]:
         """Return how far each rank is that has said, by local rank."""
-        found = {rank: each.at(now) for rank, each in sorted(self._ranks.items())}
-        return {rank: each for rank, each in found.items() if each is not None}
+        counters = {rank: (each.counter, each.metrics) for rank, each in self._ranks.items()}
+        found = {rank: each and each.at(now, more) for rank, (each, more) in counters.items()}
+        return {rank: each for rank, each in sorted(found.items()) if each is not None}
 
 
 class ProgressDetector(Detector):
@@ -616,63 +581,51 @@ class ProgressDetector(Detector):
 
     def look(self, now: float, looks: Mapping[int, Usage]) -> ProgressMissing | Unchanged | None:
         """Return what is wrong now."""
+        tracker, within, waited = self._tracker, self._within, now - self._starts
         if not looks:
             return None
-        moved, first = self._tracker.moved, self._first_within
-        if moved is not None:
-            return self._stopped(now, moved)
-        waited = now - self._starts
-        late = first is not None and waited >= first
-        return ProgressMissing(waited, first=True) if late else None
-
-    def _stopped(self, now: float, moved: float) -> ProgressMissing | Unchanged | None:
-        tracker, within = self._tracker, self._within
-        if within is None or tracker.spoke is None or not tracker.demands_more:
+        if tracker.moved is None:
+            late = self._first_within is not None and waited >= self._first_within
+            return ProgressMissing(waited, first=True) if late else None
+        idle = min(waited, now - tracker.moved)
+        if within is None or idle < within or not tracker.demands_more:
             return None
-        idle = now - max(moved, self._starts)
-        if now - max(tracker.spoke, self._starts) >= within:
+        if min(waited, now - tracker.spoke) >= within:
             return ProgressMissing(idle, tracker.step)
-        if idle >= within and tracker.step is not None:
-            return Unchanged("step", tracker.step, idle)
-        return None
+        return None if tracker.step is None else Unchanged("step", tracker.step, idle)
 
 
-_MOST = 256 * 1024
-"""Bytes of a file that are read in one look. Of more the last ones are, and nobody waits."""
+class _Stream:
+    """A file that a worker prints to; it need not be there yet."""
 
-
-class GrowingFile:
-    """A file that others append to.
-
-    ``path``: of the file; it need not be there yet.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
+    def __init__(self, path: str, pattern: re.Pattern[str] | None) -> None:
+        self._path, self._pattern = path, pattern
         self._read = 0
+        self.parser = OutputParser(pattern)
 
-    def new(self, most: int = _MOST) -> tuple[bytes, bool]:
-        """Return what was written since the last call.
-
-        ``most``: of more than so many bytes the last ones are returned. Returns the bytes, and
-        whether there were others before them.
-        """
+    def new(self) -> tuple[list[Printed], bool] | None:
+        """Return what was printed since the last call, and whether that is all of it; or None."""
         try:
             size = os.stat(self._path).st_size
             if size == self._read:
-                return b"", False
+                return None
             # the worker has truncated it
             begin = self._read if size > self._read else 0
-            start = max(begin, size - most)
+            start = max(begin, size - _MOST)
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                data = os.pread(fd, size - start, start)
+                block = os.pread(fd, size - start, start)
             finally:
                 os.close(fd)
         except OSError:
-            return b"", False
-        self._read = start + len(data)
-        return data, start > begin
+            return None
+        self._read = start + len(block)
+        if start > begin:
+            # it begins within a line
+            self.parser = OutputParser(self._pattern)
+            block = re.split(rb"[\r\n]", block, maxsplit=1)[-1]
+        printed = self.parser.feed(block)
+        return printed, start == begin and not self.parser.skipped
 
 
 class ProgressReader:
@@ -687,33 +640,28 @@ class ProgressReader:
         self, memory: FileIO | None, outputs: Mapping[int, tuple[str, ...]], pattern: str = ""
     ) -> None:
         self._memory = memory
-        self._pattern = re.compile(pattern) if pattern else None
         self.tracker = ProgressTracker(captures=bool(pattern))
-        self._files: dict[int, list[tuple[GrowingFile, OutputParser]]] = {}
-        for rank, paths in outputs.items():
-            files = map(GrowingFile, dict.fromkeys(paths))
-            self._files[rank] = [(file, OutputParser(self._pattern)) for file in files]
+        searched = re.compile(pattern) if pattern else None
+        self._streams = {
+            rank: [_Stream(path, searched) for path in dict.fromkeys(paths)]
+            for rank, paths in outputs.items()
+        }
 
-    def look(self, now: float, ranks: Collection[int]) -> None:
+    def look(self, now: float, ranks: Iterable[int]) -> None:
         """Take note of what is new."""
+        tracker = self.tracker
         for rank in ranks:
             record = None if self._memory is None else read_progress(self._memory, rank)
             if record is not None:
-                self.tracker.say(rank, record, now)
-            for stream, (file, parser) in enumerate(self._files.get(rank, ())):
-                block, cut = file.new()
-                if cut:
-                    # it begins within a line
-                    self._files[rank][stream] = file, (parser := OutputParser(self._pattern))
-                    block = re.split(rb"[\r\n]", block, maxsplit=1)[-1]
-                if not block and not cut:
+                tracker.say(rank, record, now)
+            for number, stream in enumerate(self._streams.get(rank, ())):
+                if (new := stream.new()) is None:
                     continue
-                printed = parser.feed(block)
-                complete = not cut and not parser.skipped
+                printed, complete = new
                 if not complete:
-                    self.tracker.skip(now)
-                self.tracker.show(rank, stream, printed, now, complete=complete)
+                    tracker.skip(now)
+                tracker.show(rank, number, printed, now, complete=complete)
                 # perhaps it was not drawn to its end
-                bar = parser.pending()
-                if bar is not None and self.tracker.knows(rank, stream, bar):
-                    self.tracker.show(rank, stream, [bar], now, complete=complete)
+                bar = stream.parser.pending()
+                if bar is not None and tracker.knows(rank, number, bar):
+                    tracker.show(rank, number, [bar], now, complete=complete)
