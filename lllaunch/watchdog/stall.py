@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -131,54 +131,6 @@ class KernelDetector(Detector):
         return KernelSleep(long) if long else None
 
 
-class StallDetector(Detector):
-    """Finds workers that do nothing: no output, no CPU use, no heartbeat.
-
-    ``scope``: ``group``: all workers must do nothing; ``rank``: one is enough. ``longest``: seconds
-    of the longest step that was made before, None while none is known: a stall is found as soon as
-    it is long beside that.
-    """
-
-    def __init__(
-        self,
-        limit: float,
-        scope: StallScope,
-        starts: float,
-        longest: Callable[[], float | None] = lambda: 0.0,
-    ) -> None:
-        super().__init__(limit, starts)
-        self._scope, self._least, self._longest = scope, limit, longest
-        self._last: dict[int, tuple[float, Usage]] = {}
-        self._active: dict[int, float] = {}
-
-    def look(self, now: float, looks: Mapping[int, Usage]) -> Stalled | None:
-        """Take note of a look; return the stall, if there is one."""
-        longest = self._longest()
-        self._limit = max(self._least, _STEPS * (LEAST_LEARNED if longest is None else longest))
-        for rank, look in looks.items():
-            before = self._last.get(rank)
-            if (
-                before is None
-                or (before[1].output, before[1].beat) != (look.output, look.beat)
-                or look.cpu - before[1].cpu > IDLE_SHARE * (now - before[0])
-            ):
-                self._active[rank] = now
-            self._last[rank] = now, look
-        idle = {rank: now - max(self._active[rank], self._starts) for rank in looks}
-        long = tuple(sorted(rank for rank, seconds in idle.items() if seconds >= self._limit))
-        busy = self._scope == "group" and len(long) < len(idle)
-        if not long or busy or longest is None:
-            return None
-        return Stalled(
-            ranks=long,
-            # The last one to stop, if the group did; the first, if one is enough.
-            seconds=(min if self._scope == "group" else max)(idle[rank] for rank in long),
-            scope=self._scope,
-            asleep=tuple(rank for rank in long if looks[rank].state == "D"),
-            stopped=tuple(rank for rank in long if looks[rank].state in ("T", "t")),
-        )
-
-
 class MemoryDetector(Detector):
     """Finds a worker that uses more memory than it may, with all below it.
 
@@ -204,6 +156,54 @@ class MemoryDetector(Detector):
         return None
 
 
+class StallDetector(Detector):
+    """Finds workers that do nothing: no output, no CPU use, no heartbeat.
+
+    ``scope``: ``group``: all workers must do nothing; ``rank``: one is enough. ``longest``: seconds
+    of the longest step that was made before, None while none is known: a stall is found as soon as
+    it is long beside that.
+    """
+
+    def __init__(
+        self,
+        limit: float,
+        scope: StallScope,
+        starts: float,
+        longest: Callable[[], float | None] = lambda: 0.0,
+    ) -> None:
+        super().__init__(limit, starts)
+        self._scope, self._least, self._longest = scope, limit, longest
+        self._last: dict[int, tuple[float, Usage]] = {}
+        self._active: dict[int, float] = {}
+
+    def look(self, now: float, looks: Mapping[int, Usage]) -> Stalled | None:
+        """Take note of a look; return the stall, if there is one."""
+        longest = self._longest()
+        self._limit = max(self._least, _STEPS * (LEAST_LEARNED if longest is None else longest))
+        for rank, look in looks.items():
+            at, before = self._last.get(rank, (now, None))
+            if (
+                before is None
+                or (before.output, before.beat) != (look.output, look.beat)
+                or look.cpu - before.cpu > IDLE_SHARE * (now - at)
+            ):
+                self._active[rank] = now
+            self._last[rank] = now, look
+        idle = {rank: now - max(self._active[rank], self._starts) for rank in looks}
+        long = tuple(sorted(rank for rank, seconds in idle.items() if seconds >= self._limit))
+        busy = self._scope == "group" and len(long) < len(idle)
+        if not long or busy or longest is None:
+            return None
+        return Stalled(
+            ranks=long,
+            # The last one to stop, if the group did; the first, if one is enough.
+            seconds=(min if self._scope == "group" else max)(idle[rank] for rank in long),
+            scope=self._scope,
+            asleep=tuple(rank for rank in long if looks[rank].state == "D"),
+            stopped=tuple(rank for rank in long if looks[rank].state in ("T", "t")),
+        )
+
+
 class SilenceDetector(Detector):
     """Finds that nobody writes anything."""
 
@@ -215,8 +215,8 @@ class SilenceDetector(Detector):
         """Take note of a look; return the silence, if there is one."""
         # what a process below a worker wrote is not counted any more when that has ended
         if any(look.output > self._output.get(rank, -1) for rank, look in looks.items()):
-            self._starts = max(self._starts, now)
-        self._output.update({rank: look.output for rank, look in looks.items()})
+            self.forgive(now)
+        self._output |= {rank: look.output for rank, look in looks.items()}
         silent = now - self._starts
         return Silent(silent) if looks and silent >= self._limit else None
 
@@ -229,6 +229,8 @@ class SpinDetector(Detector):
     always. Looking there costs workers something, so it is asked for only when all else has stood
     still for half of the limit, and not of those who are left to others. Where a worker leaves the
     work to others, a program below it or a thread, and these are busy, nobody can tell.
+
+    ``idle``: whether a group that does nothing at all counts, too.
     """
 
     def __init__(self, limit: float, starts: float, *, idle: bool) -> None:
@@ -236,15 +238,14 @@ class SpinDetector(Detector):
         # whether it is to be told where the workers are now; `compare` takes it
         self.wants_stacks = False
         self._idle = idle
-        self._last: tuple[float, Mapping[int, Usage]] | None = None
+        self._last: tuple[float, Mapping[int, Usage]] = (0.0, {})
         # The look at which all stood still.
-        self._first: tuple[float, Mapping[int, Usage]] | None = None
+        self._first = self._last
+        # Moments at which it was seen where the workers are, and what was seen of each: its main
+        # thread, and how often the others were where.
+        self._seen: list[float] = []
         self._frames: dict[int, Frames] = {}
-        # How often the other threads of each were where.
-        self._others: dict[int, Counter[tuple[Frames, ...]]] = {}
-        self._compared = 0
-        # The moment of the first of these.
-        self._compared_from = 0.0
+        self._others: defaultdict[int, Counter[tuple[Frames, ...]]] = defaultdict(Counter)
 
     @property
     def interval(self) -> float:
@@ -253,21 +254,22 @@ class SpinDetector(Detector):
         What they repeat with a period would be seen at the same point again and again.
         """
         rarely = super().interval
-        if not self._compared:
+        if not self._seen:
             return rarely
-        often = self._limit / 2 / _LOOKS * (0.5 + self._compared * _GOLDEN % 1.0)
+        often = self._limit / 2 / _LOOKS * (0.5 + len(self._seen) * _GOLDEN % 1.0)
         return min(rarely, max(_SHORTEST_PAUSE, often))
 
     def forgive(self, until: float) -> None:
         """Count nothing before a moment."""
         super().forgive(until)
         self._first = self._last
-        self._frames, self._others, self._compared = {}, {}, 0
+        for each in (self._seen, self._frames, self._others):
+            each.clear()
 
     def look(self, now: float, looks: Mapping[int, Usage]) -> None:
         """Take note of a look; only `compare` finds something."""
-        before, self._last = self._last, (now, looks)
-        if before is None or _moved(before[1], looks, now - before[0]):
+        (then, before), self._last = self._last, (now, looks)
+        if _moved(before, looks, now - then):
             self.forgive(now)
         still = bool(looks) and now - self._starts >= self._limit / 2
         self.wants_stacks = still and (self._idle or self._busy(now, looks))
@@ -280,43 +282,39 @@ class SpinDetector(Detector):
         known.
         """
         self.wants_stacks = False
-        looks = {} if self._last is None else self._last[1]
-        # of its main thread, and of all that run Python
-        known = {
-            rank: (bare(stands[rank].frames), [bare(each.frames) for each in stands[rank].threads])
-            for rank in looks
-            if rank in stands and stands[rank].frames
-        }
-        dark = [rank for rank in looks.keys() - known if looks[rank].state not in CANNOT_RUN]
-        same = all(self._frames.get(rank, frames) == frames for rank, (frames, _) in known.items())
-        for rank, (_, threads) in known.items():
-            self._others.setdefault(rank, Counter())[(*threads[1:],)] += 1
+        _, looks = self._last
+        known = {rank: stands[rank] for rank in looks if rank in stands and stands[rank].frames}
+        agrees = bool(known) and all(
+            look.state in CANNOT_RUN for rank, look in looks.items() if rank not in known
+        )
+        for rank, stack in known.items():
+            frames = bare(stack.frames)
+            agrees = agrees and self._frames.setdefault(rank, frames) == frames
+            self._others[rank][(*(bare(each.frames) for each in stack.threads[1:]),)] += 1
         if (
-            not known
-            or dark
-            or not same
+            not agrees
             or any(map(_varies, self._others.values()))
-            or any(self._leaves_work(now, looks[rank], stands[rank]) for rank in known)
+            or any(self._leaves_work(now, looks[rank], stack) for rank, stack in known.items())
         ):
             self.forgive(now)
             return None
-        if not self._compared:
-            self._compared_from = now
-        self._frames |= {rank: frames for rank, (frames, _) in known.items()}
-        self._compared += 1
-        still, looked = now - self._starts, now - self._compared_from
-        if still < self._limit or looked < _LEAST_SHARE * self._limit:
+        self._seen.append(now)
+        still = now - self._starts
+        if (
+            still < self._limit
+            or now - self._seen[0] < _LEAST_SHARE * self._limit
+            or len(self._seen) < _LEAST_LOOKS
+            or not (self._idle or self._busy(now, looks))
+        ):
             return None
-        if self._compared < _LEAST_LOOKS or not (self._idle or self._busy(now, looks)):
-            return None
-        return Spinning(tuple(sorted(looks)), still, self._compared)
+        return Spinning(tuple(sorted(looks)), still, len(self._seen))
 
     def _leaves_work(self, now: float, look: Usage, stands: RankStack) -> bool:
         """Whether a worker waits for others that have used CPU since all stood still.
 
         These are programs below it, or threads of its own that stand in no wait.
         """
-        then, looks = self._first or (now, {})
+        then, looks = self._first
         first = looks.get(stands.rank)
         if first is None or stands.process not in look.own_cpu:
             return False
@@ -328,7 +326,7 @@ class SpinDetector(Detector):
 
     def _busy(self, now: float, looks: Mapping[int, Usage]) -> bool:
         """Whether one of them has used CPU since all stood still."""
-        then, first = self._first or (now, looks)
+        then, first = self._first
         return any(
             look.cpu - first[rank].cpu > IDLE_SHARE * (now - then)
             for rank, look in looks.items()
@@ -338,21 +336,18 @@ class SpinDetector(Detector):
 
 def _moved(before: Mapping[int, Usage], now: Mapping[int, Usage], seconds: float) -> bool:
     """Whether any worker wrote, read or sent a heartbeat; or one of them came or went."""
+    # of less than a second: what comes once a second may have come
+    seconds = max(1.0, seconds)
     if before.keys() != now.keys():
         return True
-    # of less than a second: what comes once a second may have come
-    idle = IDLE_BYTES * max(1.0, seconds)
-    return any(
-        (then.output, then.beat) != (look.output, look.beat)
-        or abs(look.io - then.io) > idle
-        or _wrote(look.written - then.written, look.writes - then.writes, max(1.0, seconds))
-        for then, look in ((before[rank], look) for rank, look in now.items())
-    )
-
-
-def _wrote(written: int, writes: int, seconds: float) -> bool:
-    """Whether so many bytes, in so many writes, are more than what threads tell each other."""
-    return written > IDLE_WRITTEN * max(0, writes) or written - writes > IDLE_WRITTEN * seconds
+    for then, look in ((before[rank], look) for rank, look in now.items()):
+        written, writes = look.written - then.written, look.writes - then.writes
+        # more than what threads tell each other
+        wrote = written > IDLE_WRITTEN * max(0, writes) or written - writes > IDLE_WRITTEN * seconds
+        spoke = (then.output, then.beat) != (look.output, look.beat)
+        if wrote or spoke or abs(look.io - then.io) > IDLE_BYTES * seconds:
+            return True
+    return False
 
 
 def _varies(places: Counter[tuple[Frames, ...]]) -> bool:
