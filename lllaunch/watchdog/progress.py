@@ -118,8 +118,8 @@ class OutputParser:
             self._rows = (*self._rows[: shown.depth], shown.name) if shown and is_row else ()
             if shown is not None:
                 found.append(shown)
-            match = self._pattern and self._pattern.search(_text(segment)[:LONGEST_BAR])
-            if match:
+            text = _text(segment)[:LONGEST_BAR] if self._pattern else ""
+            if self._pattern and (match := self._pattern.search(text)):
                 texts = match.groupdict().items()
                 found.append(Captured(_numbers((name, text) for name, text in texts if text)))
             elif shown is None and not _BLANK.fullmatch(segment):
@@ -216,7 +216,7 @@ _THICK = "━".encode()
 _BAR = re.compile(r"(?<!\S)(?:[━╸╺]{5,}|-{10,})")
 # A percentage, a count or a time follows a bar at once; else it is a rule, or a table.
 _FOLLOWS = re.compile(rf"\s*(?:{_COUNT}%|{_COUNT}(?:/| of )(?:\d|\?)|{_CLOCK}|-:--)")
-_PERCENT = re.compile(rf"(?<![\d.])(?P<percent>{_COUNT})%")
+_PERCENT = re.compile(rf"(?<![\d.])(?P<step>{_COUNT})%")
 _ROW_OF = re.compile(
     rf"(?<![\d:.])(?P<step>{_COUNT})(?:/| of )(?P<total>{_COUNT}|\?)(?![\d:/])"
     rf"(?P<bytes>\s?{_BYTES}\b)?"
@@ -267,15 +267,15 @@ def _rich(text: str) -> Shown | None:
     if bar is None or not _FOLLOWS.match(text, bar.end()):
         return None
     after = text[bar.end() :]
-    count, percent = _ROW_OF.search(after), _PERCENT.search(after)
-    step, total, transfers = percent and percent["percent"], "100", _TRANSFER.search(after)
-    if count is not None:
-        step, total, transfers = count["step"], count["total"], transfers or count["bytes"]
+    count = _ROW_OF.search(after)
+    found = count or _PERCENT.search(after)
+    transfers = _TRANSFER.search(after) or (count and count["bytes"])
     # a title stands between two rules
-    if "━" in after or "-----" in after or transfers or step is None:
+    if found is None or transfers or "━" in after or "-----" in after:
         return None
+    total = count["total"] if count else "100"
     goal = None if total == "?" else float(total)
-    shown = _shown(text[: bar.start()], float(step), goal, after)
+    shown = _shown(text[: bar.start()], float(found["step"]), goal, after)
     if "•" in after and shown.epochs is not None:
         # Lightning's: its epochs count from 0 to the last one
         shown = shown._replace(epochs=shown.epochs + 1)
@@ -360,19 +360,13 @@ class _Counter:
         self._shown = step
         return moved
 
-    def at(self, now: float, metrics: Mapping[str, float]) -> Progress | None:
-        """Return how far it is, None if that is not known."""
-        if self.step is None:
+    def rate(self) -> float | None:
+        """Return the steps per second of late."""
+        if len(self._points) < 2:
             return None
-        rate, eta, idle = None, None, max(0.0, now - self.moved)
-        if len(self._points) > 1:
-            (begin, first), (end, last) = self._points[0], self._points[-1]
-            rate = (last - first) / (end - begin)
-            rate = rate if 1 / _LONGEST <= rate < math.inf else None
-        if rate and self.total is not None and self.total >= self.step:
-            needs = (self.total - self.step) / rate
-            eta = max(0.0, needs - idle) if needs <= _LONGEST else None
-        return Progress(self.step, self.total, rate, eta, idle, dict(metrics))
+        (begin, first), (end, last) = self._points[0], self._points[-1]
+        rate = (last - first) / (end - begin)
+        return rate if 1 / _LONGEST <= rate < math.inf else None
 
 
 class _Rank:
@@ -421,6 +415,17 @@ class _Rank:
         longest = max(bars, key=lambda bar: bar.seen - bar.began, default=self.main)
         counter = self.own or longest
         return None if counter is None or counter.is_over else counter.step
+
+    def at(self, now: float) -> Progress | None:
+        """Return how far it is, None if it has not said."""
+        counter = self.counter
+        if counter is None or counter.step is None:
+            return None
+        rate, idle, eta = counter.rate(), max(0.0, now - counter.moved), None
+        if rate and counter.total is not None and counter.total >= counter.step:
+            needs = (counter.total - counter.step) / rate
+            eta = max(0.0, needs - idle) if needs <= _LONGEST else None
+        return Progress(counter.step, counter.total, rate, eta, idle, dict(self.metrics))
 
 
 class ProgressTracker:
@@ -566,9 +571,8 @@ class ProgressTracker:
 
     def at(self, now: float) -> dict[int, Progress]:
         """Return how far each rank is that has said, by local rank."""
-        counters = {rank: (each.counter, each.metrics) for rank, each in self._ranks.items()}
-        found = {rank: each and each.at(now, more) for rank, (each, more) in counters.items()}
-        return {rank: each for rank, each in sorted(found.items()) if each is not None}
+        found = {rank: each.at(now) for rank, each in sorted(self._ranks.items())}
+        return {rank: each for rank, each in found.items() if each is not None}
 
 
 class ProgressDetector(Detector):

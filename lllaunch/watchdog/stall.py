@@ -240,7 +240,7 @@ class SpinDetector(Detector):
         self._idle = idle
         self._last: tuple[float, Mapping[int, Usage]] = (0.0, {})
         # The look at which all stood still.
-        self._first = self._last
+        self._first: tuple[float, Mapping[int, Usage]] = self._last
         # Moments at which it was seen where the workers are, and what was seen of each: its main
         # thread, and how often the others were where.
         self._seen: list[float] = []
