@@ -18,9 +18,9 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, TypeVar, overload
 
 import msgspec
 
@@ -155,12 +155,6 @@ def signal_name(signum: int) -> str:
 ABSENT = msgspec.UNSET  # stands where there is no value; null is one
 
 
-class _Field(NamedTuple):
-    name: str
-    key: str
-    write: Callable[[Any, str], Any] | None
-
-
 def _write_path(path: str, root: str) -> str | None:
     if not path:
         return None
@@ -181,8 +175,10 @@ _WRITERS: Mapping[str, Callable[[Any, str], Any]] = {
 
 
 @functools.cache
-def _fields_of(kind: type[msgspec.Struct], *, whole: bool) -> tuple[_Field, ...]:
-    """Return the fields of a record that are written.
+def _fields_of(
+    kind: type[msgspec.Struct], *, whole: bool
+) -> tuple[tuple[str, str, Callable[[Any, str], Any] | None], ...]:
+    """Return the fields of a record that are written: name, key in JSON, and what writes it.
 
     Their types are looked at as text: few of a record's types are there as long as it is written.
     """
@@ -192,7 +188,7 @@ def _fields_of(kind: type[msgspec.Struct], *, whole: bool) -> tuple[_Field, ...]
     beside: frozenset[str] = getattr(kind, "BESIDE", frozenset())
     names = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
     return tuple(
-        _Field(name, key, _WRITERS.get(types.get(name, "").removesuffix(" | None")))
+        (name, key, _WRITERS.get(types.get(name, "").removesuffix(" | None")))
         for name, key in names
         if whole or name not in beside
     )
@@ -245,14 +241,14 @@ class Plain:
         found: dict[str, Any] = {} if config.tag is None else {str(config.tag_field): config.tag}
         for each in () if self._named else getattr(kind, "DERIVED", ()):
             found[each] = self(getattr(value, each))
-        for field in _fields_of(kind, whole=self._named):
-            given = getattr(value, field.name)
+        for name, key, write in _fields_of(kind, whole=self._named):
+            given = getattr(value, name)
             if config.omit_defaults and (given is None or given in ((), {})):
                 continue
-            if field.write is not None:
-                given = field.write(given, self._root)
+            if write is not None:
+                given = write(given, self._root)
             if given is not ABSENT:
-                found[field.key] = self._item(field.name, given)
+                found[key] = self._item(name, given)
         return found
 
     def _object(self, value: Any) -> Any:
@@ -404,11 +400,11 @@ class Change(Record, frozen=True):
 
     def text(self, widest: int = WIDEST) -> str:
         """Returns it for a person, on one line."""
-        if self.kind == "added":
-            return f"{self.key}: new, {shorten(_shown(self.new), widest)}"
-        if self.kind == "removed":
-            return f"{self.key}: was {shorten(_shown(self.old), widest)}, is gone"
         old, new = _shown(self.old), _shown(self.new)
+        if self.kind == "added":
+            return f"{self.key}: new, {shorten(new, widest)}"
+        if self.kind == "removed":
+            return f"{self.key}: was {shorten(old, widest)}, is gone"
         if shorten(old, widest) == shorten(new, widest):
             # from a little before the place where they begin to differ
             pairs = enumerate(zip(old, new, strict=False))
@@ -419,15 +415,30 @@ class Change(Record, frozen=True):
         return f"{self.key}: {shorten(old, widest)} -> {shorten(new, widest)}"
 
 
-def differences(old: Any, new: Any, *, ordered: bool = True) -> tuple[Change, ...]:
+def differences(
+    old: Any, new: Any, path: tuple[Any, ...] = (), *, ordered: bool = True
+) -> tuple[Change, ...]:
     """Returns in what two plans differ, in the order of the keys of the old one, new ones last.
 
     Mappings are compared key by key; of a mapping with the same items in another order, the whole
     counts as changed if it is ``ordered``, since the order of some matters. Lists are compared
     place by place where few of them differ or where one goes on after the end of the other; else
-    the whole list has changed. ``true``, ``1`` and ``1.0`` are three values.
+    the whole list has changed. ``true``, ``1`` and ``1.0`` are three values. ``path``: where the
+    two stand.
     """
-    return tuple(_changes((), old, new, ordered))
+    pairs: Iterable[tuple[Any, tuple[Any, Any]]]
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        keys = dict.fromkeys((*old, *new))
+        pairs = ((key, (old.get(key, ABSENT), new.get(key, ABSENT))) for key in keys)
+        # the order of the keys, or 1 in place of true
+        same = not ordered or repr([*old]) == repr([*new])
+    elif isinstance(old, list) and isinstance(new, list) and _differ_by_place(old, new):
+        pairs, same = enumerate(itertools.zip_longest(old, new, fillvalue=ABSENT)), True
+    else:
+        return () if repr(old) == repr(new) else (Change(path, old, new),)
+    found = [differences(*both, (*path, key), ordered=ordered) for key, both in pairs]
+    changes = tuple(itertools.chain.from_iterable(found))
+    return changes if changes or same else (Change(path, old, new),)
 
 
 def text_lines(
@@ -453,32 +464,11 @@ def dotted(path: Iterable[Any]) -> str:
     return text or "the plan"
 
 
-def _changes(path: tuple[Any, ...], old: Any, new: Any, ordered: bool) -> Iterator[Change]:
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        found = False
-        for key in (*old, *(key for key in new if key not in old)):
-            below = (*path, key)
-            for change in _changes(below, old.get(key, ABSENT), new.get(key, ABSENT), ordered):
-                found = True
-                yield change
-        # the order of the keys, or 1 in place of true
-        if ordered and not found and repr([*old]) != repr([*new]):
-            yield Change(path, old, new)
-    elif isinstance(old, list) and isinstance(new, list) and _differ_by_place(old, new):
-        pairs = enumerate(itertools.zip_longest(old, new, fillvalue=ABSENT))
-        for place, (before, after) in pairs:
-            yield from _changes((*path, place), before, after, ordered)
-    elif repr(old) != repr(new):
-        yield Change(path, old, new)
-
-
 def _differ_by_place(old: list[Any], new: list[Any]) -> bool:
     if any(isinstance(item, (Mapping, list)) for item in (*old, *new)):
         return True
-    common = min(len(old), len(new))
-    if len(old) != len(new):
-        return repr(old[:common]) == repr(new[:common])
-    return 2 * sum(repr(a) != repr(b) for a, b in zip(old, new, strict=True)) <= common
+    differing = sum(repr(a) != repr(b) for a, b in zip(old, new, strict=False))
+    return 2 * differing <= len(old) if len(old) == len(new) else not differing
 
 
 def _shown(value: Any) -> str:
