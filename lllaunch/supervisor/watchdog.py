@@ -120,24 +120,20 @@ class WatchdogDriver:
         samples: float | None = None,
         steps: bool = False,
     ) -> None:
-        self._policy = policy or WatchdogPolicy()
+        self._policy = policy = policy or WatchdogPolicy()
         self._confirm = confirm
         self._timer_file = timer_file
         self._samples = samples
         # whether files of the workers' heartbeats are there; they tell how far the workers are, too
-        self._beaten = self._policy.looks or samples is not None or steps
-        self._on = self._beaten or kernel_sleep > 0
+        self._beaten = policy.looks or samples is not None or steps
         self._clock = clock
         self._kernel_sleep = kernel_sleep
         self._hide = hide
-        self._run_ends: float | None = None
-        if self._policy.run_timeout is not None:
-            self._run_ends = clock() + self._policy.run_timeout
+        self._run_ends = None if policy.run_timeout is None else clock() + policy.run_timeout
         self._sampler = Sampler()
-        limits = (self._policy.stall, self._policy.silence, self._policy.spin)
-        progress = None if self._policy.progress is None else self._policy.progress.shortest
-        known = filter(None, (*limits, self._policy.heartbeat, progress))
-        self._tolerance = max(_LATE, min(known, default=0.0) / 4)
+        progress = None if policy.progress is None else policy.progress.shortest
+        limits = (policy.stall, policy.silence, policy.spin, policy.heartbeat, progress)
+        self._tolerance = max(_LATE, min(filter(None, limits), default=0.0) / 4)
         self._reset(0)
 
     def _reset(self, ranks: int) -> None:
@@ -148,15 +144,13 @@ class WatchdogDriver:
         self._timers: TimerService | None = None
         self._beats: FileIO | None = None
         self._context: WorkerProcesses | None = None
-        self._began_at = 0.0
-        self._started: float | None = None
+        # when the workers were ordered, by the clock and in seconds since the epoch
+        self._started = self._began_at = 0.0
         # CUDA_VISIBLE_DEVICES of the workers, by local rank; None where it is not set
         self.visible: dict[int, str | None] = {}
         self._meter: GpuMeter | None = None
-        # Files of the workers' output, and those whose output is not all in such.
-        self._outputs: Mapping[int, tuple[str, ...]] = {}
-        self._unseen: frozenset[int] = frozenset()
-        self._wakes: float | None = None  # when it wants to be asked again
+        # Files of the workers' output, two for those whose output is all in such.
+        self._outputs: dict[int, tuple[str, ...]] = {}
         # By the limits that they are for: all but what was reported.
         self._detectors: dict[str, Detector] = {}
         # Moments of the next looks: of detectors, of a `sample`, and when the `timeout` of the
@@ -179,34 +173,31 @@ class WatchdogDriver:
             OutputError: the FIFO, or the place for it, cannot be made.
         """
         self.close()
-        if not self._on:
-            return
         self._reset(ranks)
         try:
-            self._make_places()
+            if self._policy.timers:
+                self._serve_timers(self._timer_file or self._private("timers"))
+            if self._beaten:
+                path = self._private("heartbeats")
+                try:
+                    self._beats = make_places(path, ranks)
+                except OSError as error:
+                    why = shortage(error) or error.strerror or str(error)
+                    raise OutputError(path, why) from error
         except BaseException:
             self.close()
             raise
 
-    def _make_places(self) -> None:
-        if self._policy.timers:
-            path = self._timer_file or self._private("timers")
-            from lllaunch.timer.service import TimerService  # noqa: PLC0415 - most need none
-            from lllaunch.watchdog.scratch import remove_abandoned  # noqa: PLC0415 - as above
+    def _serve_timers(self, path: str) -> None:
+        from lllaunch.timer.service import TimerService  # noqa: PLC0415 - most need none
+        from lllaunch.watchdog.scratch import remove_abandoned  # noqa: PLC0415 - as above
 
-            try:
-                remove_abandoned(path)
-                self._timers = TimerService(path, owner_of=self._owner_of, clock=self._clock)
-            except OSError as error:
-                what = f"{error.strerror or error} (it shall be the FIFO of {TIMER_FILE})"
-                raise OutputError(path, what) from error
-        if self._beaten:
-            path = self._private("heartbeats")
-            try:
-                self._beats = make_places(path, self._ranks)
-            except OSError as error:
-                why = shortage(error) or error.strerror or str(error)
-                raise OutputError(path, why) from error
+        try:
+            remove_abandoned(path)
+            self._timers = TimerService(path, owner_of=self._owner_of, clock=self._clock)
+        except OSError as error:
+            what = f"{error.strerror or error} (it shall be the FIFO of {TIMER_FILE})"
+            raise OutputError(path, what) from error
 
     def _owner_of(self, pid: int) -> int | None:
         """The process id of the worker that a process is or descends from; None for others.
@@ -234,7 +225,7 @@ class WatchdogDriver:
     @property
     def _pids(self) -> Mapping[int, int]:
         """Process ids of live workers; of those to come, that of the process that starts them."""
-        return {} if self._started is None or not self._context else self._context.watched_pids()
+        return {} if self._context is None else self._context.watched_pids()
 
     @property
     def _starter(self) -> int:
@@ -265,53 +256,45 @@ class WatchdogDriver:
     def begin(self, context: WorkerProcesses) -> None:
         """The workers of the attempt have been ordered: the clocks run."""
         self._context = context
-        self._began_at = time.time()
-        now, policy = self._clock(), self._policy
-        if not self._on:
-            return
-        self._started = now
-        files = (context.stdouts, context.stderrs)
-        self._outputs = {
-            rank: tuple(paths[rank] for paths in files if paths[rank] not in ("", os.devnull))
-            for rank in range(context.nprocs)
-        }
-        self._unseen = frozenset(
-            rank for rank, paths in self._outputs.items() if len(paths) < len(files)
-        )
-        self._detectors = found = self._made_detectors(now)
-        self._due |= dict.fromkeys(found, now)
+        self._started, self._began_at = now, _ = self._clock(), time.time()
+        streams = (context.stdouts, context.stderrs)
+        for rank in range(context.nprocs):
+            paths = [each[rank] for each in streams if each[rank] not in ("", os.devnull)]
+            self._outputs[rank] = tuple(paths)
+        self._detectors = self._made_detectors(now)
+        self._due = dict.fromkeys(self._detectors, now)
         if self._samples is not None:
             self._due["sample"] = now + self._samples
-        if policy.timeout is not None:
-            self._due["timeout"] = now + policy.timeout
+        if self._policy.timeout is not None:
+            self._due["timeout"] = now + self._policy.timeout
 
     def _made_detectors(self, now: float) -> dict[str, Detector]:
         """Return what looks at workers for the limits of the policy, by their names."""
         policy, starts = self._policy, now + self._policy.warmup
         found: dict[str, Detector] = {}
-        if policy.looks or self._kernel_sleep > 0:
-            from lllaunch.watchdog import stall  # noqa: PLC0415 - most need none
+        if not policy.looks and not self._kernel_sleep:
+            return found
+        from lllaunch.watchdog import stall  # noqa: PLC0415 - most need none
 
-            if policy.memory is not None:
-                found["memory"] = stall.MemoryDetector(policy.memory, self._sampler.shared_out)
-            if policy.heartbeat is not None:
-                found["heartbeat"] = stall.HeartbeatDetector(policy.heartbeat, starts)
-            if policy.stall is not None:
-                found["stall"] = stall.StallDetector(policy.stall, policy.stall_scope, starts)
-                least = stall.LEAST_LEARNED
-                if policy.stall_scope == "group" and policy.stall > least:
-                    longest = self._longest_step
-                    found["learned"] = stall.StallDetector(least, "group", starts, longest)
-            if policy.silence is not None:
-                found["silence"] = stall.SilenceDetector(policy.silence, starts)
-            if policy.spin is not None:
-                # A group that does nothing at all is told as a stall, and told once; but those of
-                # another node may be busy.
-                alone = self._confirm is None
-                idle = not alone or policy.stall is None or policy.stall > policy.spin
-                found["spin"] = stall.SpinDetector(policy.spin, starts, idle=idle)
-            if self._kernel_sleep > 0:
-                found["kernel"] = stall.KernelDetector(self._kernel_sleep, lambda: self._starter)
+        if policy.memory is not None:
+            found["memory"] = stall.MemoryDetector(policy.memory, self._sampler.shared_out)
+        if policy.heartbeat is not None:
+            found["heartbeat"] = stall.HeartbeatDetector(policy.heartbeat, starts)
+        if policy.stall is not None:
+            found["stall"] = stall.StallDetector(policy.stall, policy.stall_scope, starts)
+            least = stall.LEAST_LEARNED
+            if policy.stall_scope == "group" and policy.stall > least:
+                longest = self._longest_step
+                found["learned"] = stall.StallDetector(least, "group", starts, longest)
+        if policy.silence is not None:
+            found["silence"] = stall.SilenceDetector(policy.silence, starts)
+        if policy.spin is not None:
+            # A group that does nothing at all is told as a stall, and told once; but those of
+            # another node may be busy.
+            idle = self._confirm is not None or not policy.stall or policy.stall > policy.spin
+            found["spin"] = stall.SpinDetector(policy.spin, starts, idle=idle)
+        if self._kernel_sleep > 0:
+            found["kernel"] = stall.KernelDetector(self._kernel_sleep, lambda: self._starter)
         if policy.progress is not None:
             from lllaunch.watchdog.progress import ProgressDetector  # noqa: PLC0415 - most need none
 
@@ -344,39 +327,23 @@ class WatchdogDriver:
 
     def next_in(self, *, healthy: bool) -> float | None:
         """Seconds until `events` has something to tell though no file is readable, or None."""
-        now = self._clock()
-        moments = [self._run_ends]
-        if self._taking is not None:
-            moments.append(self._taking.until)
-        if self._watches(healthy=healthy):
-            self._notice_freeze(now)
-            wait = None if self._timers is None else self._timers.next_in()
-            found = [None if wait is None else now + wait, *self._moments()]
-            self._wakes = min((each for each in found if each is not None), default=None)
-            moments.append(self._wakes)
-        elif not self._takes_all and self._pids:
-            moments.append(self._due.get("sample"))
-        first = min((each for each in moments if each is not None), default=None)
-        return None if first is None else max(0.0, first - now)
+        now, watching = self._clock(), self._watches(healthy=healthy)
+        waits = [moment - now for moment in self._moments(watching=watching)]
+        waits += [] if self._run_ends is None else [self._run_ends - now]
+        waits += [] if self._taking is None else [self._taking.until - now]
+        timer = self._timers.next_in() if self._timers is not None and watching else None
+        waits += [] if timer is None else [timer]
+        return max(0.0, min(waits)) if waits else None
 
-    def _moments(self) -> list[float]:
+    def _moments(self, *, watching: bool) -> list[float]:
         """Moments of the next looks; without workers there is nobody of whom to take a sample."""
-        return [moment for name, moment in self._due.items() if name != "sample" or self._pids]
-
-    @property
-    def _takes_all(self) -> bool:
-        """Whether stacks are being taken for more than a glance."""
-        return self._taking is not None and self._taking.finding is not None
+        names = self._due.keys() if watching else {"sample"} & self._due.keys()
+        return [self._due[name] for name in names if name != "sample" or self._pids]
 
     def _watches(self, *, healthy: bool) -> bool:
-        """Whether something may be found in the attempt."""
-        return healthy and self._finding is None and not self._takes_all
-
-    def _notice_freeze(self, now: float) -> None:
-        """Forgive the workers time in which nobody ran: suspended machines, stopped containers."""
-        if self._wakes is not None and now > self._wakes + self._tolerance:
-            for detector in self._detectors.values():
-                detector.forgive(now)
+        """Whether something may be found in the attempt: no stacks are taken but for a glance."""
+        takes_all = self._taking is not None and self._taking.finding is not None
+        return healthy and self._finding is None and not takes_all
 
     def events(self, *, healthy: bool) -> list[object]:
         """What happened since the last call, without waiting.
@@ -384,32 +351,48 @@ class WatchdogDriver:
         Returns events, for the group's machine; requests for timers that were refused, and samples,
         are none, but worth knowing.
         """
-        now = self._clock()
+        now, taking = self._clock(), self._taking
         found: list[object] = []
         if self._run_ends is not None and now >= self._run_ends:
             self._run_ends = None
             found += self._fired(TimedOut(self._policy.run_timeout or 0.0, "run"))
-        if self._taking is not None and self._taking.finding is not None:
-            found += self._stacks_taken(self._taking, self._taking.finding)
-        if self._watches(healthy=healthy):
-            for each in self._reports(now):
-                if isinstance(each, KernelSleep):
-                    for pid, seconds in each.seconds.items():
-                        text = "worker pid %d is in uninterruptible sleep for %.0f s"
-                        logger.error(text, pid, seconds)
-                    found.append(WorkersStuck())
-                else:
-                    found += self._fired(each) if isinstance(each, Finding) else [each]
-            return found
-        if self._timers is not None:
-            # let no worker wait for room in the FIFO, whatever it wants to say
-            self._timers.dispatch()
-            self._timers.expired()
-        if self._taking is not None and self._taking.finding is None:
-            self._end_taking()
-        if (pids := self._pids) and now >= self._due.get("sample", math.inf):
-            found += self._sample(now, pids, self._sampler.usage(pids), self._written(now, pids))
+        if taking is not None and taking.finding is not None:
+            found += self._stacks_taken(taking, taking.finding)
+        # let no worker wait for room in the FIFO, whatever it wants to say
+        timed = self._timed()
+        if not self._watches(healthy=healthy):
+            if self._taking is not None and self._taking.finding is None:
+                self._end_taking()
+            return [*found, *self._look(now, watching=False)]
+        if now > min(self._moments(watching=True), default=now) + self._tolerance:
+            # forgive the time in which nobody ran: suspended machines, stopped containers
+            for detector in self._detectors.values():
+                detector.forgive(now)
+        if now >= self._due.get("timeout", math.inf):
+            timed.append(TimedOut(self._due["timeout"] - self._started))
+        compared = [] if self._taking is None else self._compare(now, self._taking)
+        for each in (*timed, *compared, *self._look(now, watching=True)):
+            if isinstance(each, KernelSleep):
+                for pid, seconds in each.seconds.items():
+                    text = "worker pid %d is in uninterruptible sleep for %.0f s"
+                    logger.error(text, pid, seconds)
+                found.append(WorkersStuck())
+            else:
+                found += self._fired(each) if isinstance(each, Finding) else [each]
         return found
+
+    def _timed(self) -> list[object]:
+        """Timers that ran out, and requests for some that were refused."""
+        if self._timers is None:
+            return []
+        refused: list[object] = [*self._timers.dispatch()]
+        ranks = {pid: rank for rank, pid in self._pids.items()}
+        # the others are leftovers of an attempt before
+        return refused + [
+            TimerExpired(ranks[each.owner], each.pid, each.scope, each.after, each.signum)
+            for each in self._timers.expired()
+            if each.owner in ranks
+        ]
 
     def _fired(self, finding: Finding) -> list[object]:
         """What follows from a finding."""
@@ -435,30 +418,32 @@ class WatchdogDriver:
         asked = None
         if isinstance(finding, TimerExpired) and finding.signum > 0:
             asked = SignalProcess(finding.rank, finding.pid, finding.signum)
-        whole_run = name == "run_timeout"
-        return [WatchdogFired(finding, kind_of(finding), whole_run, asked)]
+        return [WatchdogFired(finding, kind_of(finding), name == "run_timeout", asked)]
 
-    def _reports(self, now: float) -> list[object]:
-        """What is wrong now, and what was wrong with requests; waits for nothing."""
-        found: list[object] = []
-        if self._timers is not None:
-            found += self._timers.dispatch()
-            ranks = {pid: rank for rank, pid in self._pids.items()}
-            # the others are leftovers of an attempt before
-            found += [
-                TimerExpired(ranks[each.owner], each.pid, each.scope, each.after, each.signum)
-                for each in self._timers.expired()
-                if each.owner in ranks
-            ]
-        if self._started is None:
-            return found
-        self._notice_freeze(now)
-        if now >= self._due.get("timeout", math.inf):
-            found.append(TimedOut(self._due["timeout"] - self._started))
-        if self._taking is not None:
-            found += self._compare(now, self._taking)
-        if any(now >= moment for moment in self._moments()):
-            found += self._look(now)
+    # Looking
+
+    def _look(self, now: float, *, watching: bool) -> list[object]:
+        """Take the looks that are due, and those that nearly are."""
+        if all(now < moment for moment in self._moments(watching=watching)):
+            return []
+        due = {
+            name: detector
+            for name, detector in self._detectors.items()
+            if watching and self._due[name] - now <= _EARLY * detector.interval
+        }
+        early = now + _EARLY * (self._samples or 0.0)
+        sample = bool(self._pids) and self._due.get("sample", math.inf) <= early
+        if not due and not sample:
+            return []
+        looks, found = self._usage(now), list[object]()
+        if watching and self._progress is not None:
+            found += self._progress.tracker.not_finite()
+        if sample:
+            found += self._sample(now, looks)
+        for name, detector in due.items():
+            finding = detector.look(now, looks)
+            self._due[name] = now + detector.interval
+            found += self._without_moving(now, detector, finding)
         spin = self._spin
         if spin is not None and spin.wants_stacks and self._taking is None:
             from lllaunch.watchdog.collector import StackCollector  # noqa: PLC0415 - seldom
@@ -474,33 +459,65 @@ class WatchdogDriver:
     def _spin(self) -> SpinDetector | None:
         return cast("SpinDetector | None", self._detectors.get("spin"))
 
-    def _sample(
-        self,
-        now: float,
-        pids: Mapping[int, int],
-        usage: Mapping[int, Usage],
-        written: Mapping[int, int],
-    ) -> list[Sample]:
-        if self._samples is None or self._started is None:
+    def _compare(self, now: float, glance: _Taking) -> list[object]:
+        """Let the detector of spins know where the workers are, if that is known by now."""
+        if not wait_readable(glance.collector, 0) and now < glance.until:
             return []
+        stands = {stack.rank: stack for stack in glance.collector.result()}
+        self._end_taking()
+        if (spin := self._spin) is None:
+            return []
+        # they may have gone on meanwhile
+        spin.look(now, self._usage(now))
+        return self._without_moving(now, spin, spin.compare(now, stands))
+
+    def _usage(self, now: float) -> dict[int, Usage]:
+        """What a look at the live workers shows, by local rank.
+
+        How far they are, which they print, is read at the same time.
+        """
+        pids = self._pids
+        usage, sizes = self._sampler.usage(pids), self._read_outputs(now, pids)
+        beats = [] if self._beats is None else read_heartbeats(self._beats, self._ranks)
+        for rank, used in usage.items():
+            output, io, wrote = sizes[rank], used.io, used.written
+            unseen = len(self._outputs[rank]) < 2
+            if "spin" in self._detectors or unseen:
+                # its stacks, which it wrote when it was asked, are nothing that it did by itself
+                asked = dumped(used.pids[0])
+                io, wrote = io - asked, wrote - asked
+                output += wrote if unseen else 0
+            beat = beats[rank] if beats else 0
+            usage[rank] = used._replace(output=output, beat=beat, io=io, written=wrote)
+        return usage
+
+    def _read_outputs(self, now: float, ranks: Iterable[int]) -> dict[int, int]:
+        """Bytes in the files of workers' output, by local rank; read how far some of them are."""
+        sizes = {rank: size_of(paths) for rank, paths in self._outputs.items()}
+        # what reads it is imported when there is something to read
+        if self._progress is not None or any(sizes.values()) or self._last_heartbeat():
+            # no descriptor is left for the import, or for a file: there are other looks
+            with contextlib.suppress(ImportError, OSError):
+                self._progress_reader().look(now, ranks)
+        return sizes
+
+    def _last_heartbeat(self) -> float:
+        """When a worker last said that it gets on, monotonic seconds; 0 if none has."""
+        beats = [] if self._beats is None else read_heartbeats(self._beats, self._ranks)
+        return max(beats, default=0) / 1e9
+
+    def _sample(self, now: float, looks: Mapping[int, Usage]) -> list[Sample]:
+        assert self._samples is not None
         self._due["sample"] = now + self._samples
         # where one has not started yet, its parent stands for it; what has just ended has no memory
+        pids = self._pids
         started = {
             rank: used
-            for rank, used in usage.items()
+            for rank, used in looks.items()
             if pids[rank] != self._starter and used.state not in _ENDED
         }
         if not started:
             return []
-        nothing = self._started, Usage(0.0)
-        workers = {
-            rank: between(*self._sampled.get(rank, nothing), now, used, written.get(rank))
-            for rank, used in started.items()
-        }
-        self._sampled |= {rank: (now, used) for rank, used in started.items()}
-        sample = Sample(workers)
-        if self._progress is not None:
-            sample = sample._replace(progress=self._progress.tracker.at(now))
         if self._meter is None and self.visible and proc.has_gpu_driver():
             # no descriptor is left for the import: there are other samples
             with contextlib.suppress(ImportError, OSError):
@@ -508,27 +525,15 @@ class WatchdogDriver:
 
                 self._meter = GpuMeter([*self.visible.values()], self._samples)
         reading = None if self._meter is None else self._meter.take()
-        if reading is not None:
-            seen = dict(zip(self.visible, reading.seen, strict=True))
-            workers = {
-                rank: worker._replace(gpus=seen.get(rank, ()))
-                for rank, worker in sample.workers.items()
-            }
-            sample = sample._replace(workers=workers, gpus=reading.gpus)
-        return [sample]
-
-    def _written(self, now: float, ranks: Collection[int]) -> dict[int, int]:
-        """Bytes in the files of workers' output, by local rank of those that have any.
-
-        How far they are, which they print, is read at the same time.
-        """
-        written = {rank: size_of(paths) for rank, paths in self._outputs.items() if paths}
-        # what reads it is imported when there is something to read
-        if self._progress is not None or any(written.values()) or self._last_heartbeat():
-            # no descriptor is left for the import, or for a file: there are other looks
-            with contextlib.suppress(ImportError, OSError):
-                self._progress_reader().look(now, ranks)
-        return written
+        seen = dict(zip(self.visible, reading.seen, strict=True)) if reading else {}
+        nothing, workers = (self._started, Usage(0.0)), {}
+        for rank, used in started.items():
+            logged = size_of(self._outputs[rank]) if self._outputs[rank] else None
+            made = between(*self._sampled.get(rank, nothing), now, used, logged)
+            workers[rank] = made._replace(gpus=seen.get(rank, ()))
+            self._sampled[rank] = now, used
+        progress = {} if self._progress is None else self._progress.tracker.at(now)
+        return [Sample(workers, reading.gpus if reading else {}, progress)]
 
     # How far they are
 
@@ -539,12 +544,12 @@ class WatchdogDriver:
         last. Returns by local rank; those that have not said are left out.
         """
         now = self._clock()
-        self._written(now, range(self._ranks) if ranks is None else ranks)
+        self._read_outputs(now, range(self._ranks) if ranks is None else ranks)
         return {} if self._progress is None else self._progress.tracker.at(now)
 
     def furthest_step(self) -> float | None:
         """Return the highest step that any worker has shown by now; None if none has shown any."""
-        self._written(self._clock(), range(self._ranks))
+        self._read_outputs(self._clock(), range(self._ranks))
         return None if self._progress is None else self._progress.tracker.furthest()
 
     def _progress_reader(self) -> ProgressReader:
@@ -555,50 +560,6 @@ class WatchdogDriver:
             pattern = "" if limit is None else limit.pattern
             self._progress = ProgressReader(self._beats, self._outputs, pattern)
         return self._progress
-
-    def _compare(self, now: float, glance: _Taking) -> list[object]:
-        """Let the detector of spins know where the workers are, if that is known by now."""
-        if not wait_readable(glance.collector, 0) and now < glance.until:
-            return []
-        stands = {stack.rank: stack for stack in glance.collector.result()}
-        self._end_taking()
-        spin = self._spin
-        if spin is None:
-            return []
-        # they may have gone on meanwhile
-        pids = self._pids
-        spin.look(now, self._activities(self._sampler.usage(pids), self._written(now, pids)))
-        return self._without_moving(now, spin, spin.compare(now, stands))
-
-    def _last_heartbeat(self) -> float | None:
-        """Return when a worker last said that it gets on, monotonic seconds; None if none has."""
-        beats = [] if self._beats is None else read_heartbeats(self._beats, self._ranks)
-        return max(beats) / 1e9 if any(beats) else None
-
-    def _look(self, now: float) -> list[object]:
-        """Take the looks that are due, and those that nearly are."""
-        due = [
-            name
-            for name, detector in self._detectors.items()
-            if self._due[name] - now <= _EARLY * detector.interval
-        ]
-        sample = self._due.get("sample", math.inf) - now <= _EARLY * (self._samples or 0.0)
-        if not due and not sample:
-            return []
-        found: list[object] = []
-        pids = self._pids
-        usage, written = self._sampler.usage(pids), self._written(now, pids)
-        if self._progress is not None:
-            found += self._progress.tracker.not_finite()
-        if sample:
-            found += self._sample(now, pids, usage, written)
-        looks = self._activities(usage, written) if due else {}
-        for name in due:
-            detector = self._detectors[name]
-            finding = detector.look(now, looks)
-            self._due[name] = now + detector.interval
-            found += self._without_moving(now, detector, finding)
-        return found
 
     def _without_moving(
         self, now: float, detector: Detector, finding: object | None
@@ -612,15 +573,14 @@ class WatchdogDriver:
         from lllaunch.watchdog import collectives  # noqa: PLC0415 - as above
         from lllaunch.watchdog.collector import ask  # noqa: PLC0415 - seldom
 
-        sources, until = self.recorders(finding.ranks), time.monotonic() + _ANSWER_SECONDS
-        answers = ask(sources, until, lambda: False)
+        until = time.monotonic() + _ANSWER_SECONDS
+        answers = ask(self.recorders(finding.ranks), until, lambda: False)
         at, since = time.time_ns(), now - finding.seconds
         read = {rank: collectives.read_trace(text, rank) for rank, text in answers.items()}
         traces = {rank: trace for rank, trace in read.items() if trace is not None}
         called = {
-            rank: now - max(0, at - moment) / 1e9
+            rank: now - max(0, at - collectives.last_call_ns(trace)) / 1e9
             for rank, trace in traces.items()
-            if (moment := collectives.last_call_ns(trace))
         }
         still = tuple(rank for rank in finding.ranks if called.get(rank, since) <= since)
         alone = isinstance(finding, Stalled) and finding.scope == "rank"
@@ -644,27 +604,6 @@ class WatchdogDriver:
             time.sleep(_ANSWER_SECONDS)
         return before > 0 and received(pids) - before > _DOWNLOADED
 
-    def _activities(
-        self, usage: Mapping[int, Usage], written: Mapping[int, int]
-    ) -> dict[int, Usage]:
-        """What looks at workers show.
-
-        ``usage``: of the workers, by local rank. ``written``: bytes in the files of their output.
-        """
-        beats = [0] * self._ranks
-        if self._beats is not None:
-            beats = read_heartbeats(self._beats, self._ranks)
-        found = {}
-        for rank, used in usage.items():
-            output, io, wrote = written.get(rank, 0), used.io, used.written
-            if "spin" in self._detectors or rank in self._unseen:
-                # its stacks, which it wrote when it was asked, are nothing that it did by itself
-                asked = dumped(used.pids[0])
-                output += used.written - asked if rank in self._unseen else 0
-                io, wrote = io - asked, wrote - asked
-            found[rank] = used._replace(output=output, beat=beats[rank], io=io, written=wrote)
-        return found
-
     def at_fault(self) -> dict[int, str] | None:
         """Who of the present attempt hangs, or did what is not allowed, by local rank, and why.
 
@@ -672,7 +611,6 @@ class WatchdogDriver:
         """
         if self._finding is None or self._context is None:
             return None
-
         ranks = self._hung or suspects(self._finding) or range(self._context.nprocs)
         return {rank: f"worker {rank} {self._finding}" for rank in ranks}
 
@@ -691,11 +629,8 @@ class WatchdogDriver:
             with contextlib.suppress(OSError):
                 moments.append(os.stat(path).st_mtime)
         silent = time.time() - max(moments)
-        beat = self._last_heartbeat()
-        beats = beat is not None and time.monotonic() - beat < SILENT_SECONDS
-        if silent < SILENT_SECONDS or beats:
+        if min(silent, time.monotonic() - self._last_heartbeat()) < SILENT_SECONDS:
             return None
-
         # Of streams that go to the console nobody knows.
         return Asked(signum, None if "" in files else silent)
 
@@ -719,11 +654,10 @@ class WatchdogDriver:
         """
         self._end_taking()
         # Who pressed Ctrl-C waits for it.
-        seconds = ASKED_SECONDS if isinstance(finding, Asked) else STACKS_SECONDS
-        found = str(finding) if isinstance(finding, Asked) else f"the watchdog found: {finding}"
-        collector = self._collector(ranks, found, base_rank)
-        self._taking = _Taking(collector, self._clock() + seconds, finding)
-        collector.start()
+        asked = isinstance(finding, Asked)
+        found = str(finding) if asked else f"the watchdog found: {finding}"
+        until = self._clock() + (ASKED_SECONDS if asked else STACKS_SECONDS)
+        self._taking = _Taking(self._collector(ranks, found, base_rank), until, finding)
 
     def last_look(self, ended: Iterable[Exited], base_rank: int = 0) -> list[StacksTaken]:
         """Look where the live workers stand before they are ended, if one has given up on them.
@@ -731,7 +665,8 @@ class WatchdogDriver:
         So does gloo, where another one's call does not fit, or when its own time is over, and so
         does NCCL's watchdog. Waits a moment at most.
         """
-        if self._context is None or self._takes_all or not self._recorders:
+        takes_all = self._taking is not None and self._taking.finding is not None
+        if self._context is None or takes_all or not self._recorders:
             return []
         from lllaunch.watchdog.evidence import NOBODY  # noqa: PLC0415 - on failure
 
@@ -743,7 +678,6 @@ class WatchdogDriver:
         if finding is None or not live:
             return []
         collector = self._collector(live, "others gave up on them", base_rank, _MOMENT_SECONDS)
-        collector.start()
         wait_readable(collector, _MOMENT_SECONDS)
         stacks = collector.result()
         collector.close()
@@ -752,6 +686,7 @@ class WatchdogDriver:
     def _collector(
         self, ranks: Collection[int], found: str, base_rank: int, seconds: float = 5.0
     ) -> StackCollector:
+        """Begin to take stacks, and to write them down."""
         from lllaunch.watchdog.collector import (  # noqa: PLC0415 - seldom
             StackCollector,
             Written,
@@ -759,17 +694,25 @@ class WatchdogDriver:
 
         assert self._context is not None
         pids, errors = self._context.known_pids(), self._context.error_files
-        places = {rank: _beside(errors.get(rank, ""), _STACKS) for rank in ranks}
         chosen = {rank: pids[rank] for rank in sorted(ranks) if rank in pids}
+        # beside a worker's error.json; nowhere if there is no directory
+        directories = {rank: os.path.dirname(errors.get(rank, "")) for rank in chosen}
+        places = {
+            rank: os.path.join(path, _STACKS)
+            for rank, path in directories.items()
+            if path not in ("", os.path.dirname(os.devnull))
+        }
         heading = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {found}"
-        attempts = {os.path.dirname(os.path.dirname(place)) for place in places.values() if place}
-        return StackCollector(
+        attempt = min((os.path.dirname(directories[rank]) for rank in places), default="")
+        collector = StackCollector(
             chosen,
-            Written(heading, places, min(attempts, default=""), base_rank, self._hide),
+            Written(heading, places, attempt, base_rank, self._hide),
             seconds=seconds,
             parent=self._context.parent,
             recorders=self.recorders(chosen),
         )
+        collector.start()
+        return collector
 
     def _stacks_taken(self, taking: _Taking, finding: Finding) -> list[StacksTaken]:
         from lllaunch.watchdog.blame import blame  # noqa: PLC0415 - as above
@@ -793,10 +736,3 @@ class WatchdogDriver:
         with contextlib.suppress(OSError):
             if self._timers is not None:
                 self._timers.signal(action.pid, action.signum)
-
-
-def _beside(error_file: str, name: str) -> str:
-    """A file beside a worker's error.json; nowhere if there is no directory."""
-    if error_file in ("", os.devnull):
-        return ""
-    return os.path.join(os.path.dirname(error_file), name)
