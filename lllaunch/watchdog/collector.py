@@ -26,6 +26,9 @@ and one that a signal has stopped cannot be stopped again (py-spy fails).
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
+import math
 import os
 import re
 import shutil
@@ -35,7 +38,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from http import HTTPStatus
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -63,9 +66,6 @@ from lllaunch.watchdog.sampling import trees
 
 if TYPE_CHECKING:
     from lllaunch.watchdog.evidence import Frame, Source, Thread
-
-# One process at a time
-
 
 # Lines of /proc/PID/status that are told.
 _TOLD = ("State", "Threads", "VmRSS", "SigBlk", "SigCgt")
@@ -118,9 +118,6 @@ class Process:
         self.source: Source = ""
         self.threads: tuple[Thread, ...] = ()
         self._lines: list[str] = []
-        self._memory = -1
-        self._offset = self._size = 0
-        self._changed = 0.0
 
     def examine(self) -> None:
         """Ask the kernel."""
@@ -132,19 +129,16 @@ class Process:
         self.wchan = proc.read_text(f"/proc/{pid}/wchan").strip().removeprefix("0")
         with contextlib.suppress(OSError):
             self.python = os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
+        if self.state == "D":
+            command = f"({proc.read_text(f'/proc/{pid}/comm').strip() or '?'})"
+        elif _SPAWNER in (command := proc.command(pid, _COMMAND_WIDTH)):
+            # A fork of the spawner's has its command line, which says nothing of what it runs.
+            command = "forked by the launcher's spawner"
         self._lines = [
-            f"process {pid} (parent {self.facts.ppid}): {self._command()}",
+            f"process {pid} (parent {self.facts.ppid}): {command}",
             *(f"  {name}: {fields[name]}" for name in _TOLD if name in fields),
             f"  waits in the kernel in: {self.wchan or '-'}",
         ]
-
-    def _command(self) -> str:
-        pid = self.facts.pid
-        if self.state == "D":
-            return f"({proc.read_text(f'/proc/{pid}/comm').strip() or '?'})"
-        command = proc.command(pid, _COMMAND_WIDTH)
-        # A fork of the spawner's has its command line, which says nothing of what it runs.
-        return "forked by the launcher's spawner" if _SPAWNER in command else command
 
     @property
     def frames(self) -> tuple[Frame, ...]:
@@ -153,13 +147,10 @@ class Process:
 
     def section(self, role: str) -> str:
         """Its part of stacks.txt."""
-        if not self._lines:
-            return f"\n{role}: process {self.facts.pid}: it was gone, or no time was left for it\n"
-        lines = [f"\n{role}: {self._lines[0]}", *self._lines[1:]]
-        if self.stacks.strip():
-            # As it was written, so that other programs can read it.
-            lines.append(f"\n{self.stacks.strip()}")
-        return "\n".join(lines) + "\n"
+        gone = f"process {self.facts.pid}: it was gone, or no time was left for it"
+        # As they were written, so that other programs can read them.
+        stacks = [f"\n{self.stacks.strip()}"] if self.stacks.strip() else []
+        return f"\n{role}: " + "\n".join([*(self._lines or [gone]), *stacks]) + "\n"
 
     def tell(self, source: Source, text: str, why_not: str = "") -> None:
         """Take note of its stacks as they were written, or why they were not."""
@@ -171,57 +162,40 @@ class Process:
         by = " (faulthandler)" if source == "faulthandler" else ""
         self._lines.append(f"  Python stacks, {how}{by}:")
 
-    def ask(self, now: float) -> None:
-        """Ask it for its stacks; they are there when it has `answered`.
-
-        ``now``: monotonic clock, seconds.
-        """
-        self._changed = now
-        pidfd, why_not = None, "it is gone"
+    def ask(self, over: Callable[[], bool]) -> Iterator[None]:
+        """Ask it for its stacks; go on until they are written, or it is ``over``."""
+        pid, why_not = self.facts.pid, "it is gone"
+        memory, pidfd, text = -1, None, b""
         try:
-            pidfd = open_pidfd(self.facts.pid)
+            pidfd = open_pidfd(pid)
             # From here on the number cannot come to mean another process for this pidfd.
             if pidfd is not None and proc.same_process(self.facts):
-                self._memory = open_memory(self.facts.pid)
-                why_not = "it is not prepared for that"
-                if self._memory >= 0:
-                    self._offset = self._size = os.fstat(self._memory).st_size
-                    why_not = objection(status(self.facts.pid))
+                memory = open_memory(pid)
+                begin = os.fstat(memory).st_size if memory >= 0 else 0
+                why_not = objection(status(pid)) if memory >= 0 else "it is not prepared for that"
                 if not why_not and not send_signal(pidfd, SIGNUM):
                     why_not = "it is gone"
+            if not why_not:
+                size, changed, done = begin, time.monotonic(), False
+                while not done:
+                    yield
+                    now, last = time.monotonic(), over()
+                    before, size, fields = size, os.fstat(memory).st_size, status(pid)
+                    pending = has_signal(fields, "SigPnd", "ShdPnd")
+                    if size != before or pending or has_signal(fields, "SigBlk"):
+                        changed = now
+                    settled = now - changed >= (_SETTLED if size > begin else _SILENT)
+                    done = last or settled or not fields
+                text = os.pread(memory, min(size - begin, _MAX_BYTES), begin)
+                why_not = "it did not answer in time" if pending else "it wrote nothing"
         except OSError as error:
             why_not = error.strerror or str(error)
         finally:
-            if pidfd is not None:
-                os.close(pidfd)
-        if why_not:
-            self._answer("", why_not)
-
-    def answered(self, now: float, last: bool = False) -> bool:
-        """Whether there is nothing more to wait for, or this is the ``last`` look.
-
-        ``now``: monotonic clock, seconds.
-        """
-        if self._memory < 0:
-            return True
-        size, fields = os.fstat(self._memory).st_size, status(self.facts.pid)
-        pending = has_signal(fields, "SigPnd", "ShdPnd")
-        if size != self._size or pending or has_signal(fields, "SigBlk"):
-            self._size, self._changed = size, now
-        quiet, empty = now - self._changed, size == self._offset
-        if not last and quiet < (_SILENT if empty else _SETTLED) and fields:
-            return False
-        data = os.pread(self._memory, min(size - self._offset, _MAX_BYTES), self._offset)
-        why_not = "it did not answer in time" if pending else "it wrote nothing"
-        self._answer(data.decode(errors="replace"), why_not)
-        return True
-
-    def _answer(self, text: str, why_not: str) -> None:
-        if self._memory >= 0:
-            os.close(self._memory)
-            self._memory = -1
+            for fd in (pidfd, memory):
+                if fd is not None and fd >= 0:
+                    os.close(fd)
         if text or self.python:
-            self.tell("faulthandler", text, why_not)
+            self.tell("faulthandler", text.decode(errors="replace"), why_not)
 
 
 def objection(fields: Mapping[str, str]) -> str:
@@ -340,9 +314,6 @@ def complaint(text: str, status: int) -> str:
     return line[:300]
 
 
-# All of them
-
-
 # What keeps the last 2000 collectives writes 1 MiB.
 _MOST_TRACES = 16 << 20
 _LAST_SECONDS = 0.01
@@ -429,7 +400,7 @@ class Written(NamedTuple):
 class RankCase:
     """One rank: its worker and the processes below it."""
 
-    def __init__(self, rank: int, processes: tuple[ProcessFacts, ...]) -> None:
+    def __init__(self, rank: int, processes: list[ProcessFacts]) -> None:
         self.rank = rank
         self.path = ""  # its stacks.txt, once something is written there
         self.worker = Process(processes[0])
@@ -485,7 +456,7 @@ class StackCollector:
         self.problem = ""  # what went wrong first, in one line; empty if nothing did
         self._recorders = recorders
         self._workers = dict(workers)
-        self._written = written
+        self._glance, self._written = written is None, written or Written("", {})
         self._seconds = seconds
         self._parent = parent
         self._deadline = 0.0
@@ -512,7 +483,7 @@ class StackCollector:
         At a glance with the threads; else they are in the files.
         """
         known = {case.rank: case.stack() for case in self._cases} | self._quoted
-        if self._written is not None:
+        if not self._glance:
             known = {rank: replace(stack, threads=()) for rank, stack in known.items()}
         return tuple(known.get(rank, RankStack(rank)) for rank in sorted(self._workers))
 
@@ -545,35 +516,38 @@ class StackCollector:
 
     def _collect(self, cases: list[RankCase]) -> None:
         written = self._written
-        heading = "" if written is None else f"{_RULE}\n{written.heading.rstrip()}\n{_RULE}\n"
-        paths = {} if written is None else written.paths
+        heading = f"{_RULE}\n{written.heading.rstrip()}\n{_RULE}\n"
+        workers = [case.worker for case in cases]
+        for worker in workers:
+            worker.examine()
+        self._ask([[worker] for worker in workers], _WORKERS_ANSWER)
+        self._ask_recorders(cases)
+        self._spy(workers)
         for case in cases:
-            case.worker.examine()
-        self._ask([[case.worker] for case in cases], _WORKERS_ANSWER)
-        self._ask_recorders(cases, paths)
-        self._spy([case.worker for case in cases])
-        for case in cases:
-            text = heading + case.worker.section(f"worker of local rank {case.rank}")
-            if self._append(paths.get(case.rank, ""), text):
-                case.path = paths[case.rank]
-        below = [case.below for case in cases if written is not None or not case.worker.python]
-        for process in (each for line in below for each in line):
+            path = written.paths.get(case.rank, "")
+            if self._append(
+                path, heading + case.worker.section(f"worker of local rank {case.rank}")
+            ):
+                case.path = path
+        below = [case.below for case in cases if not self._glance or not case.worker.python]
+        processes = [process for line in below for process in line]
+        for process in processes:
             if not self._over():
                 process.examine()
         self._ask(below, _BELOW_ANSWER)
-        self._spy([process for line in below for process in line])
+        self._spy(processes)
         for case in cases:
             text = "".join(process.section("below it") for process in case.below)
             more = f"\nand {case.unseen} more processes below it\n" if case.unseen else ""
-            self._append(paths.get(case.rank, ""), text + more)
-        if written is not None and written.directory:
+            self._append(written.paths.get(case.rank, ""), text + more)
+        if written.directory:
             stacks = [replace(each, rank=written.base_rank + each.rank) for each in self.result()]
             self._append(f"{written.directory}/{TREE}", heading + whole_text(stacks))
         self._quote(cases)
 
     def _append(self, path: str, text: str, mode: str = "ab") -> bool:
         """Append to a file; False if not all of it could be written."""
-        if self._written is None or not path or not text or path in self._bad:
+        if not path or not text or path in self._bad:
             return False
         try:
             with open(path, mode) as file:
@@ -596,28 +570,23 @@ class StackCollector:
             stacks.append(replace(case.stack(), locks=locks))
         self._quoted = {stack.rank: stack for stack in with_code(stacks, before)}
 
-    def _over(self) -> bool:
-        return self.unwanted.is_set() or time.monotonic() >= self._deadline
+    def _over(self, until: float = math.inf) -> bool:
+        return self.unwanted.is_set() or time.monotonic() >= min(until, self._deadline)
 
     def _ask(self, lines: list[list[Process]], seconds: float) -> None:
         """Ask armed processes for their stacks: the first of each line at once, then the next.
 
         Those of one line write to the same file: a process and those that it forked.
         """
-        queues = [list(reversed(line)) for line in lines]
-        while any(queues) and not self._over():
-            asked = [queue.pop() for queue in queues if queue]
-            for process in asked:
-                process.ask(time.monotonic())
-            until, waiting = min(self._deadline, time.monotonic() + seconds), asked
-            while waiting:
-                now = time.monotonic()
-                last = now >= until or self.unwanted.is_set()
-                waiting = [process for process in waiting if not process.answered(now, last)]
-                if waiting:
-                    self.unwanted.wait(_GLANCE)
+        for asked in itertools.zip_longest(*lines):
+            if self._over():
+                break
+            over = functools.partial(self._over, time.monotonic() + seconds)
+            waiting = [process.ask(over) for process in asked if process is not None]
+            while waiting := [each for each in waiting if next(each, each) is None]:
+                self.unwanted.wait(_GLANCE)
 
-    def _ask_recorders(self, cases: Collection[RankCase], paths: Mapping[int, str]) -> None:
+    def _ask_recorders(self, cases: Collection[RankCase]) -> None:
         """Ask workers that run for their collectives, and write down what they say."""
         asked = {
             case.rank: self._recorders[case.rank]
@@ -628,22 +597,21 @@ class StackCollector:
         until = min(self._deadline, time.monotonic() + _RECORDERS_ANSWER)
         answers = ask(asked, until, self.unwanted.is_set)
         for case in cases:
-            answer, path = answers.get(case.rank, b""), paths.get(case.rank, "")
-            if answer:
+            if answer := answers.get(case.rank):
                 case.trace = trace = read_trace(answer, asked[case.rank][0])
-                if trace is not None and trace.handled and self._written is not None:
+                if trace is not None and trace.handled:
                     # the rest of it is torch's; a text of the user's may hold a secret
                     case.trace = replace(trace, handled=self._written.hide(trace.handled))
-            if path:
                 # what is no JSON is worth a look, too
-                path = os.path.join(os.path.dirname(path), TRACE_FILE)
-                self._append(path, answer.decode(errors="replace"), "wb")
+                if path := self._written.paths.get(case.rank):
+                    path = os.path.join(os.path.dirname(path), TRACE_FILE)
+                    self._append(path, answer.decode(errors="replace"), "wb")
 
-    def _spy(self, cases: Collection[Process]) -> None:
+    def _spy(self, processes: Collection[Process]) -> None:
         # py-spy would hang with one that sleeps in the kernel
         wanted = {
             process.facts.pid: process
-            for process in cases
+            for process in processes
             if process.python and not process.stacks and process.state != "D"
         }
         if not wanted:
@@ -670,10 +638,8 @@ def survey(
     roots = [os.getpid(), parent] if parent else [os.getpid()]
     ours = {process.pid for process in proc.descendants(roots, everything)}
     below = trees(workers.values(), everything)
-    cases = []
-    for rank, pid in sorted(workers.items()):
-        if pid not in ours or known[pid].session != pid:
-            continue
-        pids = [each for each in below[pid] if each in known]
-        cases.append(RankCase(rank, tuple(known[each] for each in pids)))
-    return cases
+    return [
+        RankCase(rank, [known[each] for each in below[pid] if each in known])
+        for rank, pid in sorted(workers.items())
+        if pid in ours and known[pid].session == pid
+    ]
