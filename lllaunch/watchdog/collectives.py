@@ -13,7 +13,6 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -79,24 +78,38 @@ def read_trace(data: bytes, rank: int, *, ended: bool = False) -> RankTrace | No
         told = msgspec.json.decode(data, type=_Document)
     except (ValueError, RecursionError):
         return None
-    members: dict[str, tuple[int, ...]] = {}
-    groups: dict[str, GroupTrace] = {}
-    for trace in told.traces:
-        for name, config in trace.pg_config.items():
-            members[name] = tuple(sorted(map(int, re.findall(r"\d{1,9}", config.ranks))))
-        _read_entries(trace.entries, groups, ended=ended)
     # One without entries is of a rank that has called nothing yet.
     if not any(trace.version for trace in told.traces):
         return None
+    members: dict[str, tuple[int, ...]] = {}
+    calls: dict[str, list[Call]] = defaultdict(list)
+    descriptions: dict[str, str] = {"0": DEFAULT}
+    kept: set[str] = set()
+    for trace in told.traces:
+        for name, config in trace.pg_config.items():
+            members[name] = tuple(sorted(map(int, re.findall(r"\d{1,9}", config.ranks))))
     members |= {name: tuple(sorted(ranks)) for name, ranks in told.groups.items() if ranks}
-    for name, ranks in members.items():
-        if ranks:
-            groups.setdefault(name, GroupTrace(name, DEFAULT if name == "0" else ""))
-    return RankTrace(
-        rank,
-        tuple(replace(each, ranks=members.get(each.name, ())) for each in groups.values()),
-        told.handled,
-    )
+    for entry in (entry for trace in told.traces for entry in trace.entries):
+        if entry.is_p2p or not entry.process_group or entry.collective_seq_id < 1:
+            continue
+        name = entry.process_group[0]
+        descriptions[name] = printable(entry.process_group[-1], _NAME)
+        knows = entry.state in _KEPT
+        call = _call(
+            entry, over=entry.state == "completed" if knows else entry.retired and not ended
+        )
+        if knows or call.completed:
+            kept.add(name)
+        _add(calls[name], call)
+    found = {
+        **calls,
+        **{name: [] for name, ranks in members.items() if ranks and name not in calls},
+    }
+    groups = [
+        GroupTrace(name, descriptions.get(name, ""), members.get(name, ()), (*each,), name in kept)
+        for name, each in found.items()
+    ]
+    return RankTrace(rank, (*groups,), told.handled)
 
 
 class _Entry(msgspec.Struct):
@@ -129,43 +142,34 @@ class _Document(msgspec.Struct):
     traces: list[_Trace] = []
 
 
-def _read_entries(entries: Iterable[_Entry], groups: dict[str, GroupTrace], *, ended: bool) -> None:
-    calls: dict[str, list[Call]] = defaultdict(list)
-    descriptions: dict[str, str] = {}
-    kept: set[str] = set()
-    for entry in entries:
-        if entry.is_p2p or not entry.process_group or entry.collective_seq_id < 1:
-            continue
-        name = entry.process_group[0]
-        descriptions[name] = printable(entry.process_group[-1], _NAME)
-        knows = entry.state in _KEPT
-        over = entry.state == "completed" if knows else entry.retired and not ended
-        if knows or over:
-            kept.add(name)
-        backend, _, operation = entry.profiling_name.partition(":")
-        operation = printable(operation if backend in _BACKENDS else entry.profiling_name, _NAME)
-        sizes = tuple(map(tuple, entry.input_sizes[:_MOST_TENSORS]))
-        dtypes = tuple(
+def _call(entry: _Entry, *, over: bool) -> Call:
+    backend, _, operation = entry.profiling_name.partition(":")
+    return Call(
+        entry.collective_seq_id,
+        printable(operation if backend in _BACKENDS else entry.profiling_name, _NAME),
+        tuple(map(tuple, entry.input_sizes[:_MOST_TENSORS])),
+        tuple(
             _DTYPES.get(name, printable(name.lower(), _NAME))
             for name in entry.input_dtypes[:_MOST_TENSORS]
-        )
-        number, at = entry.collective_seq_id, max(0, entry.time_created_ns)
-        call = Call(number, operation, sizes, dtypes, at, over)
-        last = calls[name][-1] if calls[name] else None
-        if (
-            last is not None
-            and number == last.number
-            and (last.operation == operation or "coalesced" in operation)
-        ):
+        ),
+        max(0, entry.time_created_ns),
+        over,
+    )
+
+
+def _add(calls: list[Call], call: Call) -> None:
+    """Add a call to those of its group."""
+    last = calls[-1] if calls else None
+    if last is not None and call.number <= last.number:
+        same = call.operation == last.operation or "coalesced" in call.operation
+        if call.number == last.number and same:
             # Several that are one to the backend: their sizes come one by one.
             call = replace(call, sizes=(), dtypes=())
-            calls[name].pop()
-        elif last is not None and number <= last.number:
+            calls.pop()
+        else:
             # The group was destroyed, and another one has its name.
-            calls[name].clear()
-        calls[name].append(call)
-    for name, found in calls.items():
-        groups[name] = GroupTrace(name, descriptions[name], (), tuple(found), name in kept)
+            calls.clear()
+    calls.append(call)
 
 
 def latest(trace: RankTrace, most: int = MOST_TOLD) -> RankTrace:
@@ -236,14 +240,6 @@ def compare(
     return _Comparison(traces, waits or {}, places or {}).result()
 
 
-class _Group(NamedTuple):
-    """One process group, as its ranks have recorded it."""
-
-    name: str
-    title: str
-    traces: Mapping[int, GroupTrace]  # of those of its ranks that tell, by rank
-
-
 class _Comparison:
     """What is compared; arguments as for `compare`."""
 
@@ -255,8 +251,7 @@ class _Comparison:
 
     def result(self) -> Disagreement | None:
         names = sorted({group.name for trace in self.traces.values() for group in trace.groups})
-        groups = map(self.group, names)
-        found = [each for group in groups if (each := self.compared(group)) is not None]
+        found = [each for name in names if (each := self.compared(name)) is not None]
         first = [
             each
             for each in found
@@ -304,83 +299,75 @@ class _Comparison:
         different = dict.fromkeys(place for rank in ranks if (place := self.places.get(rank)))
         return tuple(different) if len(different) <= _MOST_PLACES else ()
 
-    def group(self, name: str) -> _Group:
-        """The traces of one group, of the ranks that belong to it."""
-        groups = {rank: trace.group(name) for rank, trace in self.traces.items()}
+    def group(self, name: str) -> dict[int, GroupTrace]:
+        """The traces of one group, of those of its ranks that tell, by rank."""
+        groups = {rank: trace.group(name) for rank, trace in sorted(self.traces.items())}
         members = {rank for group in groups.values() for rank in group.ranks}
         described = {group.description for group in groups.values()}
         if not members and DEFAULT not in described:
             members = {rank for rank, group in groups.items() if group.calls}
-        chosen = {rank: group for rank, group in groups.items() if rank in members or not members}
-        return _Group(name, _title(name, self.traces), chosen)
+        return {rank: group for rank, group in groups.items() if rank in members or not members}
 
-    def compared(self, group: _Group) -> Disagreement | None:
+    def compared(self, name: str) -> Disagreement | None:
         """What the ranks of a group do not agree on."""
-        lasts = {rank: each.last for rank, each in group.traces.items()}
-        if len(lasts) < 2:
+        title, group = _title(name, self.traces), self.group(name)
+        if len(group) < 2:
             return None
-        missed = min(lasts.values()) + 1
-        opened = min(each.open for each in group.traces.values())
+        lasts = [each.last for each in group.values()]
+        missed, opened = min(lasts) + 1, min(each.open for each in group.values())
         made: dict[int, set[tuple[object, ...]]] = defaultdict(set)
-        for each in group.traces.values():
-            for call in each.calls:
-                if call.number >= opened:
-                    made[call.number].add(_signature(call))
+        for call in (call for each in group.values() for call in each.calls):
+            if call.number >= opened:
+                made[call.number].add(_signature(call))
         # the first call that they do not agree on and that is not over
         odd = min((number for number, calls in made.items() if len(calls) > 1), default=None)
         if odd is not None and odd <= missed:
-            return self.mismatch(group, odd)
-        if max(lasts.values()) < missed:
-            return None
-        return self.absence(group, missed)
+            return self.mismatch(title, group, odd)
+        return None if max(lasts) < missed else self.absence(title, group, missed)
 
-    def absence(self, group: _Group, missed: int) -> Disagreement | None:
+    def absence(
+        self, title: str, group: Mapping[int, GroupTrace], missed: int
+    ) -> Disagreement | None:
         """Who has not come to a call, and who waits there or further on."""
-        absent = {rank for rank, each in group.traces.items() if each.last < missed}
-        came = {
-            rank: call
-            for rank, each in group.traces.items()
-            if (call := each.call(missed)) is not None and not call.completed
-        }
+        absent = [rank for rank, each in group.items() if each.last < missed]
+        calls = {rank: call for rank, each in group.items() if (call := each.call(missed))}
+        came = {rank: call for rank, call in calls.items() if not call.completed}
         if not came:
             return None
         # who can have stayed there: it made no later call, or only ordered them
         here = {
             rank: call
             for rank, call in came.items()
-            for each in (group.traces[rank],)
-            if each.last == missed or (each.states and each.open == missed)
+            if group[rank].last == missed or (group[rank].states and group[rank].open == missed)
         }
-        further = self.further(group, missed, here)
-        # Who has gone on could do so without the others: the root of a broadcast.
-        beyond = {rank for party in further for rank in party.ranks}
-        waiting = here or {rank: call for rank, call in came.items() if rank not in beyond}
-        first = self.party(absent, waiting or came, group.title)
-        there = [self.party(waiting, waiting, group.title)] if waiting else []
-        # Of absent ranks those are at fault that wait least surely for others; none if all surely
-        # do: who waits in something that is not recorded (a send, a store) would have come.
-        level = min(map(self.level, absent))
-        least = (rank for rank in sorted(absent) if self.level(rank) is level)
-        at_fault = () if level is Waits.SURELY else tuple(least)
-        return Disagreement("absent", (first, *there, *further), at_fault)
-
-    def further(self, group: _Group, missed: int, here: Iterable[int]) -> tuple[Party, ...]:
-        """Who waits in later operations of the group than the one that ranks have not come to."""
-        together: dict[tuple[int, str], dict[int, Call]] = defaultdict(dict)
-        for rank, each in sorted(group.traces.items()):
+        # who waits in later operations of the group
+        beyond: dict[tuple[int, str], dict[int, Call]] = defaultdict(dict)
+        for rank, each in group.items():
             call = each.call(each.open) or (each.calls[-1] if each.calls else None)
             if call is None or call.completed or call.number <= missed or rank in here:
                 continue
-            if self.newest[rank][0].name == group.name and self.level(rank) is not Waits.NO:
-                together[call.number, call.operation][rank] = call
-        return tuple(self.party(calls, calls, group.title) for _, calls in sorted(together.items()))
+            if self.newest[rank][0].name == each.name and self.level(rank) is not Waits.NO:
+                beyond[call.number, call.operation][rank] = call
+        further = {rank for calls in beyond.values() for rank in calls}
+        # Who has gone on could do so without the others: the root of a broadcast.
+        waiting = here or {rank: call for rank, call in came.items() if rank not in further}
+        parties = [self.party(absent, waiting or came, title)]
+        together = [
+            *([waiting] if waiting else []),
+            *(calls for _, calls in sorted(beyond.items())),
+        ]
+        parties += [self.party(calls, calls, title) for calls in together]
+        # Of absent ranks those are at fault that wait least surely for others; none if all surely
+        # do: who waits in something that is not recorded (a send, a store) would have come.
+        level = min(map(self.level, absent))
+        least = [rank for rank in absent if self.level(rank) is level is not Waits.SURELY]
+        return Disagreement("absent", tuple(parties), tuple(least))
 
-    def mismatch(self, group: _Group, number: int) -> Disagreement:
+    def mismatch(self, title: str, group: Mapping[int, GroupTrace], number: int) -> Disagreement:
         """Who has called what, where ranks of a group have called different things."""
         together: dict[tuple[object, ...], dict[int, Call]] = defaultdict(dict)
-        for rank, each in sorted(group.traces.items()):
-            call = each.call(number)
-            if call is not None:
+        for rank, each in group.items():
+            if call := each.call(number):
                 together[_signature(call)][rank] = call
         names = {call.operation for calls in together.values() for call in calls.values()}
         # What a rank has called of another operation, or with another size, is told together.
@@ -389,25 +376,21 @@ class _Comparison:
         odd = sorted(rank for calls in by_size[:-1] for rank in calls) if alone else []
         if not odd or len(names) > 1:
             by_size.sort(key=list)
-        parties = tuple(
-            replace(
-                self.party(calls, calls, group.title),
-                places=self.together([r for r in calls if group.traces[r].last == number]),
-            )
-            for calls in by_size
-        )
+        parties = []
+        for calls in by_size:
+            places = self.together([rank for rank in calls if group[rank].last == number])
+            parties.append(replace(self.party(calls, calls, title), places=places))
         kind: Kind = "operations" if len(names) > 1 else "arguments"
-        return Disagreement(kind, parties, tuple(odd))
+        return Disagreement(kind, tuple(parties), tuple(odd))
 
     def standing(self) -> Disagreement | None:
         """Where ranks wait, if all do of which it is known where they stand."""
         if not self.traces or any(self.level(rank) is Waits.NO for rank in self.traces):
             return None
+        if self.traces.keys() != self.newest.keys():
+            return None
         together: dict[tuple[str, int, str], dict[int, Call]] = defaultdict(dict)
-        for rank in sorted(self.traces):
-            if rank not in self.newest:
-                return None
-            group, last = self.newest[rank]
+        for rank, (group, last) in sorted(self.newest.items()):
             call = group.call(group.open) or last
             together[_title(group.name, self.traces), call.number, call.operation][rank] = call
         items = together.items()
