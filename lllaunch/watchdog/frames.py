@@ -83,31 +83,31 @@ class _Dumped(NamedTuple):
     frames: list[Frame]
 
 
-def _dumped_threads(text: str) -> tuple[list[_Dumped], bool]:
-    """The threads in a dump in the order in which they are listed, and whether more were left out.
+def _dumped_threads(text: str) -> tuple[_Dumped | None, list[_Dumped]]:
+    """The main thread in a dump, None if it cannot be told, and the others, the oldest first.
 
-    That is from the newest to the oldest.
+    faulthandler lists the main thread last, for it is the oldest. Only when there are more than are
+    listed is it taken to be the current one: the kernel has the main thread run a signal's handler
+    if it can.
     """
     threads: list[_Dumped] = []
-    cut = False
-    inside = False
+    cut = inside = False
     for line in text.splitlines():
-        header = _THREAD.match(line)
+        header, found = _THREAD.match(line), _FRAME.match(line)
         if header is not None:
             inside = True
             threads.append(_Dumped(header[2] or "", header[1] == "Current thread", []))
-            continue
-        cut = cut or line == _MORE_THREADS
-        found = _FRAME.match(line)
-        if found is not None and inside:
-            if found[1].startswith(_IMPORTING) and threads[-1].frames:
-                # what the innermost call is in, an import, the line below tells
-                continue
-            number = int(found[2]) if found[2].isdecimal() else 0
-            threads[-1].frames.append(Frame(_unescaped(found[1]), number, _unescaped(found[3])))
+        elif found is not None and inside:
+            frames = threads[-1].frames
+            # what the innermost call is in, an import, the line below tells
+            if not found[1].startswith(_IMPORTING) or not frames:
+                number = int(found[2]) if found[2].isdecimal() else 0
+                frames.append(Frame(_unescaped(found[1]), number, _unescaped(found[3])))
         elif not line.startswith(" "):
-            inside = False
-    return threads, cut
+            cut, inside = cut or line == _MORE_THREADS, False
+    threads.reverse()
+    main = next((each for each in threads if each.current or not cut), None)
+    return main, [each for each in threads if each is not main]
 
 
 def crash_frames(text: str) -> tuple[Frame, ...]:
@@ -116,27 +116,23 @@ def crash_frames(text: str) -> tuple[Frame, ...]:
     A thread of native code is not listed: then they are the main thread's, which may have waited
     for it.
     """
-    threads, cut = _dumped_threads(text)
-    main = [] if cut or not threads else threads[-1].frames
-    return users_part(next((thread.frames for thread in threads if thread.current), main))
+    main, others = _dumped_threads(text)
+    struck = next((each for each in others if each.current), main)
+    return () if struck is None else users_part(struck.frames)
 
 
 def threads_of(text: str) -> tuple[Thread, ...]:
     """The threads in a dump that have frames, the main one first, each with a name.
 
-    faulthandler lists the main thread last, for it is the oldest. Only when there are more than are
-    listed is it taken to be the current one: the kernel has the main thread run a signal's handler
-    if it can. Where the main thread cannot be told, none is called so.
+    Where the main thread cannot be told, none is called so.
     """
-    listed, cut = _dumped_threads(text)
-    main = next((each for each in listed[::-1] if each.current or not cut), None)
+    main, others = _dumped_threads(text)
     known = [] if main is None else [main._replace(name=MAIN_THREAD)]
-    known += [
-        each._replace(name=each.name or "another thread")
-        for each in listed[::-1]
-        if each is not main
-    ]
-    return tuple(Thread(each.name, users_part(each.frames)) for each in known if each.frames)
+    return tuple(
+        Thread(each.name or "another thread", users_part(each.frames))
+        for each in (*known, *others)
+        if each.frames
+    )
 
 
 def main_frames(threads: Sequence[Thread]) -> tuple[Frame, ...]:
