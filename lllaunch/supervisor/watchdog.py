@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from lllaunch.linux.gpus import GpuMeter
     from lllaunch.timer.service import TimerService
     from lllaunch.watchdog.collector import StackCollector, TraceSource
-    from lllaunch.watchdog.progress import Progress, ProgressReader
+    from lllaunch.watchdog.progress import Progress, ProgressTracker
     from lllaunch.watchdog.scratch import Scratch
     from lllaunch.watchdog.stall import Detector, SpinDetector
     from lllaunch.workers.group import WorkerProcesses
@@ -158,7 +158,7 @@ class WatchdogDriver:
         self._due: dict[str, float] = {}
         # The moment of the last sample, and of what it was made, by local rank.
         self._sampled: dict[int, tuple[float, Usage]] = {}
-        self._progress: ProgressReader | None = None
+        self._progress: ProgressTracker | None = None
         self._finding: Finding | None = None
         self._hung: tuple[int, ...] = ()
         self._knows_straggler = False
@@ -298,13 +298,13 @@ class WatchdogDriver:
         if policy.progress is not None:
             from lllaunch.watchdog.progress import ProgressDetector  # noqa: PLC0415 - most need none
 
-            tracker = self._progress_reader().tracker
             # imports and compilers have no time of their own: `first_within` has theirs in it
-            found["progress"] = ProgressDetector(policy.progress, tracker, now)
+            progress = ProgressDetector(policy.progress, self._progress_tracker(), now)
+            found["progress"] = progress
         return found
 
     def _longest_step(self) -> float | None:
-        return None if self._progress is None else self._progress.tracker.longest_step
+        return None if self._progress is None else self._progress.longest_step
 
     def close(self) -> None:
         """Watch no more; idempotent. A signal that interrupts it leaves no directory behind."""
@@ -437,7 +437,7 @@ class WatchdogDriver:
             return []
         looks, found = self._usage(now), list[object]()
         if watching and self._progress is not None:
-            found += self._progress.tracker.not_finite()
+            found += self._progress.not_finite()
         if sample:
             found += self._sample(now, looks)
         for name, detector in due.items():
@@ -498,7 +498,7 @@ class WatchdogDriver:
         if self._progress is not None or any(sizes.values()) or self._last_heartbeat():
             # no descriptor is left for the import, or for a file: there are other looks
             with contextlib.suppress(ImportError, OSError):
-                self._progress_reader().look(now, ranks)
+                self._progress_tracker().read(now, ranks)
         return sizes
 
     def _last_heartbeat(self) -> float:
@@ -532,7 +532,7 @@ class WatchdogDriver:
             made = between(*self._sampled.get(rank, nothing), now, used, logged)
             workers[rank] = made._replace(gpus=seen.get(rank, ()))
             self._sampled[rank] = now, used
-        progress = {} if self._progress is None else self._progress.tracker.at(now)
+        progress = {} if self._progress is None else self._progress.at(now)
         return [Sample(workers, reading.gpus if reading else {}, progress)]
 
     # How far they are
@@ -545,20 +545,20 @@ class WatchdogDriver:
         """
         now = self._clock()
         self._read_outputs(now, range(self._ranks) if ranks is None else ranks)
-        return {} if self._progress is None else self._progress.tracker.at(now)
+        return {} if self._progress is None else self._progress.at(now)
 
     def furthest_step(self) -> float | None:
         """Return the highest step that any worker has shown by now; None if none has shown any."""
         self._read_outputs(self._clock(), range(self._ranks))
-        return None if self._progress is None else self._progress.tracker.furthest()
+        return None if self._progress is None else self._progress.furthest()
 
-    def _progress_reader(self) -> ProgressReader:
+    def _progress_tracker(self) -> ProgressTracker:
         if self._progress is None:
-            from lllaunch.watchdog.progress import ProgressReader  # noqa: PLC0415 - see its caller
+            from lllaunch.watchdog.progress import ProgressTracker  # noqa: PLC0415 - see its caller
 
             limit = self._policy.progress
             pattern = "" if limit is None else limit.pattern
-            self._progress = ProgressReader(self._beats, self._outputs, pattern)
+            self._progress = ProgressTracker(self._beats, self._outputs, pattern)
         return self._progress
 
     def _without_moving(

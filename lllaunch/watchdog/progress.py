@@ -30,6 +30,7 @@ import os
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from lllaunch.heartbeats import read_progress
@@ -428,11 +429,59 @@ class _Rank:
         return Progress(counter.step, counter.total, rate, eta, idle, dict(self.metrics))
 
 
-class ProgressTracker:
-    """How far the ranks of an attempt are."""
+class _Stream:
+    """A file that a worker prints to; it need not be there yet."""
 
-    def __init__(self, *, captures: bool = False) -> None:
-        self._captures = captures
+    def __init__(self, path: str, pattern: re.Pattern[str] | None) -> None:
+        self._path, self._pattern = path, pattern
+        self._read = 0
+        self.parser = OutputParser(pattern)
+
+    def new(self) -> tuple[list[Printed], bool] | None:
+        """Return what was printed since the last call, and whether that is all of it; or None."""
+        try:
+            size = os.stat(self._path).st_size
+            if size == self._read:
+                return None
+            # the worker has truncated it
+            begin = self._read if size > self._read else 0
+            start = max(begin, size - _MOST)
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                block = os.pread(fd, size - start, start)
+            finally:
+                os.close(fd)
+        except OSError:
+            return None
+        self._read = start + len(block)
+        if start > begin:
+            # it begins within a line
+            self.parser = OutputParser(self._pattern)
+            block = re.split(rb"[\r\n]", block, maxsplit=1)[-1]
+        printed = self.parser.feed(block)
+        return printed, start == begin and not self.parser.skipped
+
+
+class ProgressTracker:
+    """How far the ranks of an attempt are, read each time that somebody looks.
+
+    ``memory``: the file that they say it in; None if they cannot. ``outputs``: files of their
+    output, by local rank. ``pattern``: what to search in these, a valid regular expression; empty
+    for nothing.
+    """
+
+    def __init__(
+        self,
+        memory: FileIO | None = None,
+        outputs: Mapping[int, tuple[str, ...]] = MappingProxyType({}),
+        pattern: str = "",
+    ) -> None:
+        self._memory, self._captures = memory, bool(pattern)
+        searched = re.compile(pattern) if pattern else None
+        self._streams = {
+            rank: [_Stream(path, searched) for path in dict.fromkeys(paths)]
+            for rank, paths in outputs.items()
+        }
         self._ranks: defaultdict[int, _Rank] = defaultdict(_Rank)
         self.spoke = 0.0  # moment of the last word of any rank, whether new or not
         # moment of the last progress of any rank; None before the first
@@ -441,6 +490,24 @@ class ProgressTracker:
         # Names of numbers that were reported, by whether the user's code told them.
         self._named: dict[bool, set[str]] = {True: set(), False: set()}
         self._not_finite: list[NotFinite] = []
+
+    def read(self, now: float, ranks: Iterable[int]) -> None:
+        """Take note of what is new of some ranks."""
+        for rank in ranks:
+            record = None if self._memory is None else read_progress(self._memory, rank)
+            if record is not None:
+                self.say(rank, record, now)
+            for number, stream in enumerate(self._streams.get(rank, ())):
+                if (new := stream.new()) is None:
+                    continue
+                printed, complete = new
+                if not complete:
+                    self.skip(now)
+                self.show(rank, number, printed, now, complete=complete)
+                # perhaps it was not drawn to its end: one that is known, or the first one
+                bar, bars = stream.parser.pending(), self._ranks[rank].bars
+                if bar is not None and (not bars or (number, bar.name, bar.depth) in bars):
+                    self.show(rank, number, [bar], now, complete=complete)
 
     def say(self, rank: int, record: ProgressRecord, now: float) -> None:
         """Take note of what a rank said by `lllaunch.progress`."""
@@ -495,11 +562,6 @@ class ProgressTracker:
                 at = known.step if step is None else step
                 self._add(rank, numbers, at, exact=complete and step is not None)
                 self._note(now, moved=moved)
-
-    def knows(self, rank: int, stream: int, bar: Shown) -> bool:
-        """Whether a bar of a rank's stream is one of those that were drawn, or the first one."""
-        bars = self._ranks[rank].bars
-        return not bars or (stream, bar.name, bar.depth) in bars
 
     def skip(self, now: float) -> None:
         """Take note that a rank printed more than was read: nobody knows what."""
@@ -597,75 +659,3 @@ class ProgressDetector(Detector):
         if min(waited, now - tracker.spoke) >= within:
             return ProgressMissing(idle, tracker.step)
         return None if tracker.step is None else Unchanged("step", tracker.step, idle)
-
-
-class _Stream:
-    """A file that a worker prints to; it need not be there yet."""
-
-    def __init__(self, path: str, pattern: re.Pattern[str] | None) -> None:
-        self._path, self._pattern = path, pattern
-        self._read = 0
-        self.parser = OutputParser(pattern)
-
-    def new(self) -> tuple[list[Printed], bool] | None:
-        """Return what was printed since the last call, and whether that is all of it; or None."""
-        try:
-            size = os.stat(self._path).st_size
-            if size == self._read:
-                return None
-            # the worker has truncated it
-            begin = self._read if size > self._read else 0
-            start = max(begin, size - _MOST)
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-            try:
-                block = os.pread(fd, size - start, start)
-            finally:
-                os.close(fd)
-        except OSError:
-            return None
-        self._read = start + len(block)
-        if start > begin:
-            # it begins within a line
-            self.parser = OutputParser(self._pattern)
-            block = re.split(rb"[\r\n]", block, maxsplit=1)[-1]
-        printed = self.parser.feed(block)
-        return printed, start == begin and not self.parser.skipped
-
-
-class ProgressReader:
-    """Reads how far the workers of an attempt are, each time that somebody looks.
-
-    ``memory``: the file that they say it in; None if they cannot. ``outputs``: files of their
-    output, by local rank. ``pattern``: what to search in these, a valid regular expression; empty
-    for nothing.
-    """
-
-    def __init__(
-        self, memory: FileIO | None, outputs: Mapping[int, tuple[str, ...]], pattern: str = ""
-    ) -> None:
-        self._memory = memory
-        self.tracker = ProgressTracker(captures=bool(pattern))
-        searched = re.compile(pattern) if pattern else None
-        self._streams = {
-            rank: [_Stream(path, searched) for path in dict.fromkeys(paths)]
-            for rank, paths in outputs.items()
-        }
-
-    def look(self, now: float, ranks: Iterable[int]) -> None:
-        """Take note of what is new."""
-        tracker = self.tracker
-        for rank in ranks:
-            record = None if self._memory is None else read_progress(self._memory, rank)
-            if record is not None:
-                tracker.say(rank, record, now)
-            for number, stream in enumerate(self._streams.get(rank, ())):
-                if (new := stream.new()) is None:
-                    continue
-                printed, complete = new
-                if not complete:
-                    tracker.skip(now)
-                tracker.show(rank, number, printed, now, complete=complete)
-                # perhaps it was not drawn to its end
-                bar = stream.parser.pending()
-                if bar is not None and tracker.knows(rank, number, bar):
-                    tracker.show(rank, number, [bar], now, complete=complete)

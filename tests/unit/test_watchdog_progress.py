@@ -18,7 +18,6 @@ from lllaunch.watchdog.progress import (
     OtherOutput,
     Progress,
     ProgressDetector,
-    ProgressReader,
     ProgressTracker,
     Shown,
 )
@@ -201,7 +200,7 @@ def test_a_step_that_stays_the_same_is_no_progress_and_other_numbers_may() -> No
 
 
 def captures(lines: Callable[[int], dict[str, float]], seconds: int = 100) -> ProgressTracker:
-    found = ProgressTracker(captures=True)
+    found = ProgressTracker(pattern="...")
     for second in range(1, seconds):
         found.show(0, 0, [Captured(lines(second))], second)
     return found
@@ -276,7 +275,7 @@ def test_of_steps_between_two_looks_the_first_nan_is_named() -> None:
 
 
 def test_who_begins_with_nan_is_named_too_but_not_for_infinity() -> None:
-    seen = ProgressTracker(captures=True)
+    seen = ProgressTracker(pattern="...")
     seen.say(0, record(1.0, 1, loss=math.nan, best=math.inf), 1.0)
     seen.show(1, 0, [Captured({"grad": math.nan, "least": math.inf})], 1.0)
     assert [each.name for each in seen.not_finite()] == ["loss", "grad"]
@@ -315,28 +314,28 @@ def test_what_is_said_and_what_is_printed_are_seen_in_one_look(
     monkeypatch.setenv(HEARTBEAT, place_of(path, 0))
     monkeypatch.setattr(heartbeats, "_places", [])
     out, err = tmp_path / "out", tmp_path / "err"
-    reader = ProgressReader(memory, {0: (str(out), str(err)), 1: (str(out),)})
-    reader.look(1.0, [0, 1])
-    assert reader.tracker.at(1.0) == {}
+    reader = ProgressTracker(memory, {0: (str(out), str(err)), 1: (str(out),)})
+    reader.read(1.0, [0, 1])
+    assert reader.at(1.0) == {}
     err.write_text("\r 50%|##  | 5/10 [00:05<00:05,  1.00it/s]")
     out.write_text("{'loss': 0.25}\n")
-    reader.look(2.0, [0])
-    assert reader.tracker.at(2.0)[0].step == 5.0
-    assert reader.tracker.at(2.0)[0].metrics == {"loss": 0.25}
+    reader.read(2.0, [0])
+    assert reader.at(2.0)[0].step == 5.0
+    assert reader.at(2.0)[0].metrics == {"loss": 0.25}
     progress(77, 100)
-    reader.look(3.0, [0])
-    assert reader.tracker.at(3.0)[0][:2] == (77.0, 100.0)
+    reader.read(3.0, [0])
+    assert reader.at(3.0)[0][:2] == (77.0, 100.0)
     memory.close()
 
 
 def test_a_bar_that_is_drawn_below_another_is_not_mistaken_for_it(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    reader = ProgressReader(None, {0: (str(out),)})
+    reader = ProgressTracker(None, {0: (str(out),)})
     outer, inner = "| 1/3 [00:01<00:02,  1.00it/s]", "| 4/9 [00:01<00:02,  1.00it/s]"
     out.write_text(f"\repochs:  33%|#  {outer}\n\rbatches:  44%|## {inner}")
-    reader.look(1.0, [0])
-    assert reader.tracker.step == 1.0
+    reader.read(1.0, [0])
+    assert reader.step == 1.0
     with out.open("a") as stream:
         stream.write("\x1b[A\r")
-    reader.look(2.0, [0])
-    assert reader.tracker.step == 1.0
+    reader.read(2.0, [0])
+    assert reader.step == 1.0

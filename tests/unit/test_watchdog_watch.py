@@ -205,7 +205,7 @@ def test_a_stall_is_found_one_look_after_the_limit_at_the_latest(play: Play) -> 
 
 def test_with_steps_known_a_stall_is_reported_early_and_ends_when_it_was_to(play: Play) -> None:
     watch = play(WatchdogPolicy(stall=1800.0))
-    tracker = watch.watch._progress_reader().tracker
+    tracker = watch.watch._progress_tracker()
     for step in range(3):
         tracker.say(0, ProgressRecord(step + 1, step, None, {}), watch.clock())
         watch.clock.advance(5.0)
