@@ -84,10 +84,9 @@ def read_trace(data: bytes, rank: int, *, ended: bool = False) -> RankTrace | No
     members: dict[str, tuple[int, ...]] = {}
     calls: dict[str, list[Call]] = defaultdict(list)
     descriptions: dict[str, str] = {"0": DEFAULT}
-    kept: set[str] = set()
-    for trace in told.traces:
-        for name, config in trace.pg_config.items():
-            members[name] = tuple(sorted(map(int, re.findall(r"\d{1,9}", config.ranks))))
+    kept: set[str] = set()  # groups whose backend knows what is over
+    for name, config in (each for trace in told.traces for each in trace.pg_config.items()):
+        members[name] = tuple(sorted(map(int, re.findall(r"\d{1,9}", config.ranks))))
     members |= {name: tuple(sorted(ranks)) for name, ranks in told.groups.items() if ranks}
     for entry in (entry for trace in told.traces for entry in trace.entries):
         if entry.is_p2p or not entry.process_group or entry.collective_seq_id < 1:
@@ -95,19 +94,18 @@ def read_trace(data: bytes, rank: int, *, ended: bool = False) -> RankTrace | No
         name = entry.process_group[0]
         descriptions[name] = printable(entry.process_group[-1], _NAME)
         knows = entry.state in _KEPT
-        call = _call(
-            entry, over=entry.state == "completed" if knows else entry.retired and not ended
-        )
+        over = entry.state == "completed" if knows else entry.retired and not ended
+        call = _call(entry, over=over)
         if knows or call.completed:
             kept.add(name)
         _add(calls[name], call)
-    found = {
-        **calls,
-        **{name: [] for name, ranks in members.items() if ranks and name not in calls},
-    }
+    # those that have called nothing yet
+    found = dict.fromkeys((*calls, *(name for name, ranks in members.items() if ranks)))
     groups = [
-        GroupTrace(name, descriptions.get(name, ""), members.get(name, ()), (*each,), name in kept)
-        for name, each in found.items()
+        GroupTrace(
+            name, descriptions.get(name, ""), members.get(name, ()), (*calls[name],), name in kept
+        )
+        for name in found
     ]
     return RankTrace(rank, (*groups,), told.handled)
 
@@ -422,9 +420,8 @@ def _title(name: str, traces: Mapping[int, RankTrace]) -> str:
 def _signature(call: Call) -> tuple[object, ...]:
     """What must be the same in all ranks."""
     name = call.operation
-    if name not in _EQUAL and any(part in name for part in _UNEQUAL):
-        return (name,)
-    if not call.sizes:
+    may_differ = name not in _EQUAL and any(part in name for part in _UNEQUAL)
+    if may_differ or not call.sizes:
         return (name,)
     # Elements are counted: [4] and [2, 2] go together.
     return (name, tuple(math.prod(size) for size in call.sizes), call.dtypes)
@@ -440,19 +437,29 @@ def sentence(
 
     ``shown``: how a place is written. ``so_far``: whether ranks that are missing may still come.
     """
+    if found.kind in ("arguments", "operations") or (found.kind == "waiting" and found.parties[1:]):
+        return _differences(found, shown)
     first, *others = found.parties
+    what, texts = operation_text(first.collective, first.group), []
     if found.kind == "absent":
-        text = _absent_text(first, others, shown, so_far=so_far)
-    elif found.kind == "arguments" or others:
-        text = _differences(found, shown)
-    else:
-        what = operation_text(first.collective, first.group)
-        text = f"{_named(first.ranks, 'waits', 'wait')} in {what}{_since(first.collective)}"
-        text = _located(text, first, shown)
-    if found.instead is None:
-        return text
-    other = operation_text(found.instead.collective, found.instead.group)
-    return f"{text}; {_named(found.at_fault, 'waits', 'wait')} in {other} instead"
+        verbs = ("has not come", "have not come") if so_far else ("never came", "never came")
+        texts.append(_located(f"{_named(first.ranks, *verbs)} to {what}", first, shown))
+    for party in others[: MOST_PARTIES - 1] if texts else [first]:
+        call, where = party.collective, what if party is first else "it"
+        if call.number != first.collective.number:
+            name = f"{call.operation} " if call.operation != first.collective.operation else ""
+            where = f"{name}#{call.number}"
+        if call.created_ns:
+            where += time.strftime(" since %H:%M:%S", time.localtime(call.created_ns / 1e9))
+        text = f"{_named(party.ranks, 'waits', 'wait')} in {where}"
+        texts.append(_located(text, party, shown))
+    beyond = {rank for party in others[MOST_PARTIES - 1 :] for rank in party.ranks}
+    if beyond:
+        texts.append(f"{_named(beyond, 'is', 'are')} further on")
+    if found.instead is not None:
+        other = operation_text(found.instead.collective, found.instead.group)
+        texts.append(f"{_named(found.at_fault, 'waits', 'wait')} in {other} instead")
+    return "; ".join(texts)
 
 
 def _named(ranks: Iterable[int], verb: str = "", verbs: str = "") -> str:
@@ -470,13 +477,13 @@ def _located(text: str, party: Party, shown: Callable[[str], str]) -> str:
     return ", ".join(filter(None, (text, _at(party, shown))))
 
 
-def arguments_text(call: Call, *, types: bool = True) -> str:
+def _arguments(call: Call, *, types: bool = True) -> str:
     """``float32 [128, 10]``; empty if nothing is known of what an operation was called with."""
+    dtypes = dict(enumerate(call.dtypes)) if types else {}
     texts = []
     for index, size in enumerate(call.sizes[:_SHOWN_TENSORS]):
-        dtype = call.dtypes[index] if types and index < len(call.dtypes) else ""
-        repeated = index and dtype == call.dtypes[index - 1] if dtype else False
-        texts.append(f"{dtype} {list(size)}" if dtype and not repeated else f"{list(size)}")
+        dtype = dtypes.get(index, "") if dtypes.get(index) != dtypes.get(index - 1) else ""
+        texts.append(f"{dtype} {list(size)}".lstrip())
     if len(call.sizes) > _SHOWN_TENSORS:
         texts.append("...")
     return ", ".join(texts)
@@ -484,9 +491,8 @@ def arguments_text(call: Call, *, types: bool = True) -> str:
 
 def operation_text(call: Call, group: str) -> str:
     """``all_reduce #4 of default_pg (float32 [4])``."""
-    arguments = arguments_text(call)
-    text = f"{call.operation} #{call.number} of {group}"
-    return f"{text} ({arguments})" if arguments else text
+    arguments = _arguments(call)
+    return f"{call.operation} #{call.number} of {group}" + (f" ({arguments})" if arguments else "")
 
 
 def last_call_ns(trace: RankTrace) -> int:
@@ -502,30 +508,6 @@ def last_operation(trace: RankTrace) -> str:
         return ""
     group, call = newest
     return operation_text(call, _title(group.name, {trace.rank: trace}))
-
-
-def _since(call: Call) -> str:
-    if not call.created_ns:
-        return ""
-    return time.strftime(" since %H:%M:%S", time.localtime(call.created_ns / 1e9))
-
-
-def _absent_text(
-    absent: Party, came: list[Party], shown: Callable[[str], str], *, so_far: bool
-) -> str:
-    what = operation_text(absent.collective, absent.group)
-    verbs = ("has not come", "have not come") if so_far else ("never came", "never came")
-    texts = [_located(f"{_named(absent.ranks, *verbs)} to {what}", absent, shown)]
-    for party in came[: MOST_PARTIES - 1]:
-        call = party.collective
-        name = f"{call.operation} " if call.operation != absent.collective.operation else ""
-        where = "it" if call.number == absent.collective.number else f"{name}#{call.number}"
-        text = f"{_named(party.ranks, 'waits', 'wait')} in {where}{_since(call)}"
-        texts.append(_located(text, party, shown))
-    beyond = {rank for party in came[MOST_PARTIES - 1 :] for rank in party.ranks}
-    if beyond:
-        texts.append(f"{_named(beyond, 'is', 'are')} further on")
-    return "; ".join(texts)
 
 
 def _differences(found: Disagreement, shown: Callable[[str], str]) -> str:
@@ -545,7 +527,7 @@ def _differences(found: Disagreement, shown: Callable[[str], str]) -> str:
             if party is last is not first and len(last.ranks) > max(1, len(first.ranks)):
                 who = "the others"
             called = f" called {title}" if party is first else ""
-            size = arguments_text(call, types=types) or "another size or type"
+            size = _arguments(call, types=types) or "another size or type"
             text = f"{who}{called} with {size}"
         else:
             text = f"{_named(party.ranks, 'is', 'are') if party is first else who} in {title}"
