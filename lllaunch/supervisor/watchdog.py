@@ -220,7 +220,7 @@ class WatchdogDriver:
             from lllaunch.watchdog.scratch import Scratch  # noqa: PLC0415 - only for a watched run
 
             self._scratch = Scratch()
-        return self._scratch.file(name)
+        return os.path.join(self._scratch.path, name)
 
     @property
     def _pids(self) -> Mapping[int, int]:

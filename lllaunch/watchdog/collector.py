@@ -2,13 +2,9 @@
 
 In a thread of its own, since a file system or a process may be what hangs. First the kernel is
 asked about the workers, whose handlers interrupt what they wait in; then all armed workers are
-signalled at once, so that the picture is of one moment, and asked for their collectives; then the
-rest, and what runs below them.
-Workers are written down before that: they matter most, and there may be no time for more.
-
-For its collectives torch's server in each worker (`lllaunch.spawner.evidence`) is asked over its
-socket, all of them at once. It answers from a thread in C++, so also if the worker waits in a
-collective, sleeps, or holds the interpreter's lock; only which ranks are in which group needs that.
+signalled at once, so that the picture is of one moment, and all are asked for their collectives
+(`lllaunch.spawner.evidence` says who answers). They are written down before what runs below them is
+looked at: they matter most, and there may be no time for more.
 
 Nothing here touches the memory of a process in uninterruptible sleep: its command line is read
 under the lock of its memory map, which it may be holding, and whoever reads it would hang too.
@@ -41,7 +37,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from http import HTTPStatus
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec.structs import replace
@@ -77,6 +73,7 @@ _SETTLED = 0.03
 _SILENT = 0.2
 # More than a hundred threads of a hundred frames, which is all that faulthandler writes.
 _MAX_BYTES = 4 << 20
+_QUIET: Any = {"stdin": subprocess.DEVNULL, "capture_output": True}
 
 
 def status(pid: int) -> dict[str, str]:
@@ -95,7 +92,7 @@ def received(pids: Collection[int]) -> int:
     """Count the bytes that processes have received over TCP; 0 where no ``ss`` (iproute2) tells."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         command = ["ss", "-tinpHO"]
-        done = subprocess.run(command, capture_output=True, check=False, timeout=1.0)
+        done = subprocess.run(command, check=False, timeout=1.0, **_QUIET)
         return sum(
             int(count[1])
             for line in done.stdout.splitlines()
@@ -149,12 +146,12 @@ class Process:
         """Its part of stacks.txt."""
         gone = f"process {self.facts.pid}: it was gone, or no time was left for it"
         # As they were written, so that other programs can read them.
-        stacks = [f"\n{self.stacks.strip()}"] if self.stacks.strip() else []
-        return f"\n{role}: " + "\n".join([*(self._lines or [gone]), *stacks]) + "\n"
+        stacks = f"\n{self.stacks.strip()}\n" if self.stacks.strip() else ""
+        return f"\n{role}: " + "\n".join(self._lines or [gone]) + f"\n{stacks}"
 
     def tell(self, source: Source, text: str, why_not: str = "") -> None:
         """Take note of its stacks as they were written, or why they were not."""
-        how = "read by py-spy" if source == "py-spy" else "written by itself"
+        how = {"py-spy": "read by py-spy"}.get(source, "written by itself")
         if not text:
             self._lines.append(f"  Python stacks, {how}: none, {why_not}")
             return
@@ -214,8 +211,6 @@ def objection(fields: Mapping[str, str]) -> str:
 
 # Reading one process takes 10 ms, a large one 0.5 s.
 _SPY_SECONDS = 3.0
-# A second look may succeed where the process ran on during the first.
-_TRIES = 2
 
 
 class _SpiedFrame(msgspec.Struct):
@@ -274,25 +269,21 @@ def spy(
     def one(pid: int) -> tuple[str, str]:
         why_not = "there was no time left for it"
         command = [program, "dump", "--pid", str(pid), "--nonblocking", "--json"]
-        for _ in range(_TRIES):
+        # a second look may succeed where the process ran on during the first
+        for _ in range(2):
             seconds = min(_SPY_SECONDS, deadline - time.monotonic())
             if seconds <= 0 or unwanted():
                 break
             try:
-                done = subprocess.run(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    capture_output=True,
-                    timeout=seconds,
-                    check=False,
-                )
+                done = subprocess.run(command, check=False, timeout=seconds, **_QUIET)
+                if done.returncode == 0:
+                    return as_dump(done.stdout), ""
             except subprocess.TimeoutExpired:
                 return "", f"it did not end within {seconds:.1f} s"
             except OSError as error:
                 return "", f"{program}: {error.strerror}"
-            with contextlib.suppress(ValueError):
-                if done.returncode == 0:
-                    return as_dump(done.stdout), ""
+            except ValueError:
+                pass
             why_not = complaint(done.stderr.decode(errors="replace"), done.returncode)
         return "", why_not
 
@@ -362,14 +353,13 @@ def ask(
                         found.setdefault(rank, {})[handler] = body
             if not whole and handler in _TRACES:
                 silent.add(rank)
-    known = {rank for rank, parts in found.items() if not parts.keys() <= {GROUPS}}
     documents = {}
-    for rank in sorted(known - silent):
-        parts = found[rank]
+    for rank, parts in sorted(found.items()):
         # as one object, each answer as it came
-        own = parts.get(GROUPS, b'{"groups": {}}').strip()[:-1]
         traces = b", ".join(parts[name] for name in _TRACES if name in parts)
-        documents[rank] = b'%b, "traces": [%b]}\n' % (own, traces)
+        if traces and rank not in silent:
+            own = parts.get(GROUPS, b'{"groups": {}}').strip()[:-1]
+            documents[rank] = b'%b, "traces": [%b]}\n' % (own, traces)
     return documents
 
 

@@ -251,9 +251,8 @@ def kind_of(finding: Finding) -> Kind:
     """What a finding is to the restart policy."""
     if isinstance(finding, FoundElsewhere):
         return finding.kind
-    if isinstance(finding, TimedOut):
-        return "timeout"
-    return "oom" if isinstance(finding, OverMemory) else "hang"
+    kinds: dict[type, Kind] = {TimedOut: "timeout", OverMemory: "oom"}
+    return kinds.get(type(finding), "hang")
 
 
 def limit_of(finding: Finding) -> str:

@@ -1,7 +1,5 @@
 """How far the workers of an attempt are, and when they get no further.
 
-They say it in shared memory, or print it.
-
 What a rank says by `lllaunch.progress` counts alone from then on; else what the user's pattern
 captures, if that has a group ``step``; else its bars. Of several bars the outermost counts, and of
 outermost ones that follow each other the last: tqdm and rich draw inner ones below it. A bar whose
@@ -9,13 +7,11 @@ name tells its epoch counts over the epochs; one that begins anew goes on counti
 reached its total demands no more progress, and is not the step any more when something else is
 printed.
 
-What progress bars and training loops print is read back: tqdm, rich, Lightning, Trainer.
 A stream comes in blocks, cut wherever they may be; what is found in it does not depend on where. A
 bar is redrawn with carriage returns, so a stream is split at those and at newlines, and each
-*segment* is looked at by itself: one bar, one line.
-
-How they look was recorded from tqdm 4.70, rich 15, Lightning 2.6 (which draws with either of these)
-and transformers 5.23; a test records them anew from what is installed.
+*segment* is looked at by itself: one bar, one line. How they look was recorded from tqdm 4.70,
+rich 15, Lightning 2.6 (which draws with either of these) and transformers 5.23; a test records them
+anew from what is installed.
 
 Nothing that workers print may hold up the launcher. So each segment is tested for a few bytes
 before a regular expression sees it, no expression here takes more than a bounded number of steps at
@@ -31,7 +27,7 @@ import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from lllaunch.heartbeats import read_progress
 from lllaunch.text import plain
@@ -90,6 +86,7 @@ class OtherOutput(NamedTuple):
 
 
 Printed: TypeAlias = Shown | Captured | OtherOutput
+Teller: TypeAlias = Literal["user", "bar", "trainer"]
 
 
 class OutputParser:
@@ -163,11 +160,9 @@ def as_number(text: str) -> float | None:
     if len(text) > _LONGEST_NUMBER:
         return None
     text = text.strip().rstrip("%").replace(",", "").replace("_", "")
-    if _ODD.fullmatch(text):
-        # Lightning writes nan.0
-        text = text.removesuffix(".0")
     try:
-        return float(text)
+        # Lightning writes nan.0
+        return float(text.removesuffix(".0") if _ODD.fullmatch(text) else text)
     except ValueError:
         return None
 
@@ -503,11 +498,11 @@ class ProgressTracker:
                 printed, complete = new
                 if not complete:
                     self.skip(now)
-                self.show(rank, number, printed, now, complete=complete)
+                self.show(rank, number, printed, now, complete)
                 # perhaps it was not drawn to its end: one that is known, or the first one
                 bar, bars = stream.parser.pending(), self._ranks[rank].bars
                 if bar is not None and (not bars or (number, bar.name, bar.depth) in bars):
-                    self.show(rank, number, [bar], now, complete=complete)
+                    self.show(rank, number, [bar], now, complete)
 
     def say(self, rank: int, record: ProgressRecord, now: float) -> None:
         """Take note of what a rank said by `lllaunch.progress`."""
@@ -522,36 +517,26 @@ class ProgressTracker:
         # of what was told between two looks only the first NaN is known
         first = None if self._named[True] else record.wrong
         step = record.step if first is None else first
-        self._add(rank, record.metrics, step, exact=first is not None)
+        self._add(rank, record.metrics, step, first is not None, "user")
         if not self._captures:
             self._note(now, moved=moved)
 
     def show(
-        self,
-        rank: int,
-        stream: int,
-        printed: Iterable[Printed],
-        now: float,
-        *,
-        complete: bool = True,
+        self, rank: int, stream: int, printed: Iterable[Printed], now: float, complete: bool = True
     ) -> None:
-        """Take note of what a rank printed on one of its streams.
-
-        ``printed``: what is new there, in order.
-        """
+        """Take note of what is new on a stream of a rank, in order."""
         known = self._ranks[rank]
         for each in printed:
             if isinstance(each, Shown) and each.step is not None:
                 moved = known.draw(stream, each, now)
-                exact = complete and known.own is None
-                self._add(rank, each.metrics, known.step, exact=exact, chosen=False, bar=True)
+                self._add(rank, each.metrics, known.step, complete and known.own is None, "bar")
                 if not self._captures:
                     self._note(now, moved=moved)
                 continue
             if known.main is not None:
                 known.main.is_over = known.main.is_full
             if isinstance(each, Shown):
-                self._add(rank, each.metrics, known.step, chosen=False)
+                self._add(rank, each.metrics, known.step, False, "trainer")
             elif isinstance(each, Captured):
                 numbers = dict(each.numbers)
                 step, total = numbers.pop("step", None), numbers.pop("total", math.nan)
@@ -560,7 +545,7 @@ class ProgressTracker:
                     known.own = known.own or _Counter(now)
                     known.own.count(step, total if math.isfinite(total) else None, now)
                 at = known.step if step is None else step
-                self._add(rank, numbers, at, exact=complete and step is not None)
+                self._add(rank, numbers, at, complete and step is not None, "user")
                 self._note(now, moved=moved)
 
     def skip(self, now: float) -> None:
@@ -576,19 +561,12 @@ class ProgressTracker:
             self.moved = now
 
     def _add(
-        self,
-        rank: int,
-        metrics: Mapping[str, float],
-        step: float | None,
-        *,
-        exact: bool = False,
-        chosen: bool = True,
-        bar: bool = False,
+        self, rank: int, metrics: Mapping[str, float], step: float | None, exact: bool, by: Teller
     ) -> None:
         """Take note of numbers, of too many of the first; notice those that are none any more.
 
-        That is NaN, and infinity after a finite number. Placeholders stand in a ``bar`` until there
-        is a number.
+        That is NaN, and infinity after a finite number. Placeholders stand in a bar until there is
+        a number.
         """
         known = self._ranks[rank]
         for name, number in metrics.items():
@@ -598,10 +576,10 @@ class ProgressTracker:
             if math.isfinite(number):
                 known.finite.add(name)
                 continue
-            if name not in known.finite and (bar or not math.isnan(number)):
+            if name not in known.finite and (by == "bar" or not math.isnan(number)):
                 continue
             # what the user's code tells ends a run, so it is said again
-            reported = self._named[chosen]
+            reported = self._named[chosen := by == "user"]
             if name in reported or name in self._named[True] or len(reported) >= MOST_METRICS:
                 continue
             reported.add(name)
@@ -623,18 +601,20 @@ class ProgressTracker:
     @property
     def step(self) -> float | None:
         """The step of the rank that is the furthest, None if none is known."""
-        known = (each.step for each in self._ranks.values())
-        return max((step for step in known if step is not None), default=None)
+        return _highest(each.step for each in self._ranks.values())
 
     def furthest(self) -> float | None:
         """Return the highest step of any rank, None if none is known."""
-        known = (each.furthest for each in self._ranks.values())
-        return max((step for step in known if step is not None), default=None)
+        return _highest(each.furthest for each in self._ranks.values())
 
     def at(self, now: float) -> dict[int, Progress]:
         """Return how far each rank is that has said, by local rank."""
         found = {rank: each.at(now) for rank, each in sorted(self._ranks.items())}
         return {rank: each for rank, each in found.items() if each is not None}
+
+
+def _highest(steps: Iterable[float | None]) -> float | None:
+    return max((step for step in steps if step is not None), default=None)
 
 
 class ProgressDetector(Detector):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -160,10 +161,8 @@ def size_of(paths: Iterable[str]) -> int:
     """Bytes in files; those that are not there count as empty."""
     total = 0
     for path in paths:
-        try:
+        with contextlib.suppress(OSError):
             total += os.stat(path).st_size
-        except OSError:
-            continue
     return total
 
 
@@ -172,11 +171,9 @@ def kernel_sleep(timeout: float | None = None) -> float:
 
     Returns 0 if none are.
     """
-    if timeout is not None:
-        return timeout
     text = os.environ.get(TIMEOUT_VARIABLE, "0")
     try:
-        return float(text)
+        return float(text) if timeout is None else timeout
     except ValueError:
         logger.warning("%s: %r is not a number of seconds", TIMEOUT_VARIABLE, text)
         return 0.0

@@ -38,10 +38,6 @@ class Scratch:
         self._lock = _locked(self.path)
         remove_left()
 
-    def file(self, name: str) -> str:
-        """The path of a file in it: ``timers``, ``heartbeats``, or the number of a worker."""
-        return os.path.join(self.path, name)
-
     def remove(self) -> None:
         """Remove it with all that is in it; idempotent.
 
@@ -55,16 +51,15 @@ class Scratch:
 
 def _locked(path: str) -> int:
     """Lock a directory; the descriptor that holds the lock, or -1 if somebody else does."""
-    try:
+    with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return -1
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(fd)
-        return -1
-    return fd
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+        else:
+            return fd
+    return -1
 
 
 def _remove(path: str) -> None:
@@ -107,12 +102,11 @@ def remove_abandoned(path: str) -> None:
         if not stat.S_ISFIFO(os.lstat(path).st_mode):
             return
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
-    except FileNotFoundError:
-        return
     except OSError as error:
-        if error.errno != errno.ENXIO:
-            raise
         # nobody reads
-        os.unlink(path)
-        return
+        if error.errno == errno.ENXIO:
+            os.unlink(path)
+        if error.errno in (errno.ENXIO, errno.ENOENT):
+            return
+        raise
     raise OSError(errno.EBUSY, "another launcher serves it", path)
