@@ -328,8 +328,7 @@ def ask(
     from http.client import HTTPConnection, HTTPException  # noqa: PLC0415 - seldom
 
     asked = {}
-    found: dict[int, dict[str, bytes]] = {}
-    silent = set()
+    found: dict[tuple[int, str], bytes] = {}
     with contextlib.ExitStack() as stack:
         for rank, (_, path) in recorders.items():
             for handler in (*_TRACES, GROUPS):
@@ -341,36 +340,29 @@ def ask(
                         connection.sock.connect(address)
                     connection.request("POST", f"/handler/{handler}", headers=_ONCE)
                     asked[rank, handler] = connection
-        for (rank, handler), connection in asked.items():
-            whole = False
+        for key, connection in asked.items():
             # one that has answered is heard also where another has taken all the time
             connection.sock.settimeout(max(_LAST_SECONDS, deadline - time.monotonic()))
             with contextlib.suppress(OSError, HTTPException):
                 if not unwanted() and (answer := connection.getresponse()):
                     body = answer.read(_MOST_TRACES)
-                    whole = answer.length == 0
-                    if whole and answer.status == HTTPStatus.OK:
-                        found.setdefault(rank, {})[handler] = body
-            if not whole and handler in _TRACES:
-                silent.add(rank)
+                    if answer.length == 0:
+                        found[key] = body if answer.status == HTTPStatus.OK else b""
     documents = {}
-    for rank, parts in sorted(found.items()):
-        # as one object, each answer as it came
-        traces = b", ".join(parts[name] for name in _TRACES if name in parts)
-        if traces and rank not in silent:
-            own = parts.get(GROUPS, b'{"groups": {}}').strip()[:-1]
-            documents[rank] = b'%b, "traces": [%b]}\n' % (own, traces)
+    for rank in recorders:
+        traces = [found.get((rank, name)) for name in _TRACES]
+        if any(traces) and None not in traces:
+            # as one object, each answer as it came
+            own = (found.get((rank, GROUPS)) or b'{"groups": {}}').strip()[:-1]
+            documents[rank] = b'%b, "traces": [%b]}\n' % (own, b", ".join(filter(None, traces)))
     return documents
 
 
 _RULE = "=" * 72
 # Processes of one rank that are looked at; the rest is counted.
 MAX_PROCESSES = 32
-# How long asked processes may take to answer, seconds.
-_WORKERS_ANSWER = 1.0
-_BELOW_ANSWER = 0.5
-# The same for what they have recorded of collectives.
-_RECORDERS_ANSWER = 1.0
+# How long workers may take to answer, and processes below them, seconds.
+_WORKERS_ANSWER, _BELOW_ANSWER = 1.0, 0.5
 # A handler cannot tell that it is done: its file is looked at so often, seconds.
 _GLANCE = 0.01
 # The thread ends within this when it is told to, seconds.
@@ -553,12 +545,12 @@ class StackCollector:
         if not cases or self._over() or any(case.worker.state == "D" for case in cases):
             return
         before = started_at(min(case.worker.facts.start for case in cases))
-        stacks = []
+        known = {stack.rank: stack for stack in with_code(map(RankCase.stack, cases), before)}
         for case in cases:
-            worker = case.worker
-            locks = lock_waits(worker.threads, before) if worker.source == "faulthandler" else ()
-            stacks.append(replace(case.stack(), locks=locks))
-        self._quoted = {stack.rank: stack for stack in with_code(stacks, before)}
+            if case.worker.source == "faulthandler":
+                locks = lock_waits(case.worker.threads, before)
+                known[case.rank] = replace(known[case.rank], locks=locks)
+        self._quoted = known
 
     def _over(self, until: float = math.inf) -> bool:
         return self.unwanted.is_set() or time.monotonic() >= min(until, self._deadline)
@@ -584,7 +576,7 @@ class StackCollector:
             # one that is stopped, or asleep in the kernel, cannot answer
             if case.rank in self._recorders and case.worker.state in ("R", "S")
         }
-        until = min(self._deadline, time.monotonic() + _RECORDERS_ANSWER)
+        until = min(self._deadline, time.monotonic() + _WORKERS_ANSWER)
         answers = ask(asked, until, self.unwanted.is_set)
         for case in cases:
             if answer := answers.get(case.rank):

@@ -341,8 +341,7 @@ def _package(frame: Frame) -> str:
 
 def count_calls(roots: Iterable[StackBranch]) -> int:
     """Return how many calls a tree has."""
-    calls = (call for root in roots for each in root.walk() for call in each.calls)
-    return sum(isinstance(call, Frame) for call in calls)
+    return sum(isinstance(call, Frame) for each in _walk(roots) for call in each.calls)
 
 
 def label(ranks: Iterable[int]) -> str:

@@ -54,8 +54,6 @@ _LONGEST_NUMBER = 60
 _MOST = 256 * 1024
 # The rate is that of so many seconds, or of the last two steps that were seen if those took longer.
 _WINDOW = 120.0
-# Between two looks for numbers that are none, seconds, where nothing else asks for looks.
-_INTERVAL = 5.0
 _MOST_BARS = 64
 # Seconds, ten years: what would take longer nobody can tell. Of an odd step or total a rate is
 # infinite, or none that is shown, and so is the rest.
@@ -621,7 +619,8 @@ class ProgressDetector(Detector):
     """Finds that no rank gets any further."""
 
     def __init__(self, limit: ProgressLimit, tracker: ProgressTracker, starts: float) -> None:
-        super().__init__(limit.shortest or 4 * _INTERVAL, starts)
+        # numbers that are none are looked for where nothing else asks for looks
+        super().__init__(limit.shortest or 20.0, starts)
         self._within, self._first_within = limit.within, limit.first_within
         self._tracker = tracker
 

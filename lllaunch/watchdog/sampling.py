@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from lllaunch.linux.gpus import GpuUse
     from lllaunch.watchdog.progress import Progress
 
-
 logger = logging.getLogger(__name__)
 
 # torch's variable: seconds of uninterruptible sleep after which a worker counts as stuck.

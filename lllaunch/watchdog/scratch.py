@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import stat
+import tempfile
 import time
 
 from lllaunch.errors import OutputError
@@ -28,8 +29,6 @@ class Scratch:
     """
 
     def __init__(self) -> None:
-        import tempfile  # noqa: PLC0415 - only a watched run needs it
-
         try:
             self.path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
         except OSError as error:
@@ -77,8 +76,6 @@ def remove_left(pid: int | None = None) -> None:
 
     ``pid``: of one that has been waited for; None for all that were killed a while ago.
     """
-    import tempfile  # noqa: PLC0415 - as above
-
     prefix = _PREFIX if pid is None else f"{_PREFIX}{pid}-"
     with contextlib.suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
         for entry in entries:

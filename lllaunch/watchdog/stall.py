@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from lllaunch.watchdog.sampling import Usage
 
     Frames: TypeAlias = tuple[Frame, ...]
+
+Longest: TypeAlias = Callable[[], float | None]
 
 # A worker and all below it that use less of one core than this do nothing: threads that wake up to
 # look around (of NCCL, of metric collectors) cost some, and must not hide that the work hangs.
@@ -51,13 +54,7 @@ CANNOT_RUN = frozenset("DTt")
 # that wakes up now and then (of progress bars, of metrics).
 _WAKES_UP = 0.25
 # Python's own modules in which threads wait for others.
-_WAITS = (
-    "/threading.py",
-    "/selectors.py",
-    "/queue.py",
-    "/socket.py",
-    "/multiprocessing/connection.py",
-)
+_WAITS = re.compile(r"/(threading|selectors|queue|socket|multiprocessing/connection)\.py$")
 
 
 class Detector(ABC):
@@ -165,11 +162,7 @@ class StallDetector(Detector):
     """
 
     def __init__(
-        self,
-        limit: float,
-        scope: StallScope,
-        starts: float,
-        longest: Callable[[], float | None] = lambda: 0.0,
+        self, limit: float, scope: StallScope, starts: float, longest: Longest = lambda: 0.0
     ) -> None:
         super().__init__(limit, starts)
         self._scope, self._least, self._longest = scope, limit, longest
@@ -358,7 +351,7 @@ def _varies(places: Counter[tuple[Frames, ...]]) -> bool:
 
 def _waits(frames: Frames) -> bool:
     """Whether a thread waits for others, in Python's own code."""
-    return bool(frames) and frames[0].file.endswith(_WAITS)
+    return bool(frames) and _WAITS.search(frames[0].file) is not None
 
 
 def look_interval(limit: float) -> float:
