@@ -107,7 +107,7 @@ def blame(stacks: Sequence[RankStack], finding: Finding) -> Blame:
         {
             rank: f"{frame.file}:{frame.line}"
             for rank, stack in known.items()
-            for frame in [frame for frame in stack.frames if is_own(frame)][:1]
+            if (frame := next(filter(is_own, stack.frames), None))
         },
     )
     fault = set() if found is None else {known[rank].rank for rank in found.at_fault}

@@ -58,9 +58,6 @@ _UNEQUAL = ("all_to_all", "alltoall", "gather", "scatter", "coalesced", "barrier
 # Of these they may not, though a part of their name says so.
 _EQUAL = frozenset({"all_gather", "_all_gather_base", "_reduce_scatter_base"})
 _BACKENDS = ("gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "rccl")
-# States that only a backend which keeps them has.
-_KEPT = ("started", "completed")
-_UNDESCRIBED = frozenset({"", "undefined"})
 
 
 # Reading
@@ -93,7 +90,8 @@ def read_trace(data: bytes, rank: int, *, ended: bool = False) -> RankTrace | No
             continue
         name = entry.process_group[0]
         descriptions[name] = printable(entry.process_group[-1], _NAME)
-        knows = entry.state in _KEPT
+        # states that only a backend which keeps them has
+        knows = entry.state in ("started", "completed")
         over = entry.state == "completed" if knows else entry.retired and not ended
         call = _call(entry, over=over)
         if knows or call.completed:
@@ -250,16 +248,9 @@ class _Comparison:
     def result(self) -> Disagreement | None:
         names = sorted({group.name for trace in self.traces.values() for group in trace.groups})
         found = [each for name in names if (each := self.compared(name)) is not None]
-        first = [
-            each
-            for each in found
-            if not any(
-                self.waits_in(rank, other)
-                for rank in _odd(each)
-                for other in found
-                if other is not each
-            )
-        ]
+        pairs = [(each, other) for each in found for other in found if other is not each]
+        late = [each for each, other in pairs if any(self.waits_in(r, other) for r in _odd(each))]
+        first = [each for each in found if each not in late]
         if first:
             return min(first, key=lambda each: min(map(self.level, _odd(each)), default=Waits.NO))
         fewest = min((len(_odd(each)) for each in found), default=0)
@@ -409,7 +400,7 @@ def _newest(trace: RankTrace) -> tuple[GroupTrace, Call] | None:
 def _title(name: str, traces: Mapping[int, RankTrace]) -> str:
     """What a group is called for people."""
     groups = [trace.group(name) for trace in traces.values()]
-    described = {group.description for group in groups} - _UNDESCRIBED
+    described = {group.description for group in groups} - {"", "undefined"}
     members = {rank for group in groups for rank in group.ranks}
     title = min(described, default="a group" if members else f"group {name}")
     if title == DEFAULT or not members or (members >= traces.keys() and len(described) == 1):

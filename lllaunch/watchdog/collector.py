@@ -66,7 +66,6 @@ if TYPE_CHECKING:
 # Lines of /proc/PID/status that are told.
 _TOLD = ("State", "Threads", "VmRSS", "SigBlk", "SigCgt")
 _SPAWNER = "lllaunch.spawner.server"
-_COMMAND_WIDTH = 200
 # A dump that has not grown for so long is whole, if the handler does not run; seconds.
 _SETTLED = 0.03
 # A handler that has not written anything by then has nowhere to write; seconds.
@@ -128,7 +127,7 @@ class Process:
             self.python = os.path.basename(os.readlink(f"/proc/{pid}/exe")).startswith("python")
         if self.state == "D":
             command = f"({proc.read_text(f'/proc/{pid}/comm').strip() or '?'})"
-        elif _SPAWNER in (command := proc.command(pid, _COMMAND_WIDTH)):
+        elif _SPAWNER in (command := proc.command(pid, 200)):
             # A fork of the spawner's has its command line, which says nothing of what it runs.
             command = "forked by the launcher's spawner"
         self._lines = [
@@ -307,7 +306,6 @@ def complaint(text: str, status: int) -> str:
 
 # What keeps the last 2000 collectives writes 1 MiB.
 _MOST_TRACES = 16 << 20
-_LAST_SECONDS = 0.01
 # Of backends on the CPU, and of NCCL where torch has it.
 _TRACES = ("fr_trace_json", "dump_nccl_trace_json")
 _ONCE = {"Connection": "close"}
@@ -342,7 +340,7 @@ def ask(
                     asked[rank, handler] = connection
         for key, connection in asked.items():
             # one that has answered is heard also where another has taken all the time
-            connection.sock.settimeout(max(_LAST_SECONDS, deadline - time.monotonic()))
+            connection.sock.settimeout(max(0.01, deadline - time.monotonic()))
             with contextlib.suppress(OSError, HTTPException):
                 if not unwanted() and (answer := connection.getresponse()):
                     body = answer.read(_MOST_TRACES)
@@ -363,10 +361,6 @@ _RULE = "=" * 72
 MAX_PROCESSES = 32
 # How long workers may take to answer, and processes below them, seconds.
 _WORKERS_ANSWER, _BELOW_ANSWER = 1.0, 0.5
-# A handler cannot tell that it is done: its file is looked at so often, seconds.
-_GLANCE = 0.01
-# The thread ends within this when it is told to, seconds.
-_JOIN = 1.0
 
 
 class Written(NamedTuple):
@@ -476,7 +470,7 @@ class StackCollector:
         """
         self.unwanted.set()
         if self._thread.is_alive():
-            self._thread.join(_JOIN)
+            self._thread.join(1.0)
 
     def close(self) -> None:
         """Stop, and close the descriptor, unless the thread still has it; idempotent."""
@@ -566,7 +560,8 @@ class StackCollector:
             over = functools.partial(self._over, time.monotonic() + seconds)
             waiting = [process.ask(over) for process in asked if process is not None]
             while waiting := [each for each in waiting if next(each, each) is None]:
-                self.unwanted.wait(_GLANCE)
+                # a handler cannot tell that it is done
+                self.unwanted.wait(0.01)
 
     def _ask_recorders(self, cases: Collection[RankCase]) -> None:
         """Ask workers that run for their collectives, and write down what they say."""

@@ -312,7 +312,7 @@ class _Counter:
         self.is_over = False  # and something else was printed since
         self._shown = self._before = 0.0
         self._from_zero = False
-        self._points: deque[tuple[float, float]] = deque(maxlen=64)
+        self.points: deque[tuple[float, float]] = deque(maxlen=64)
 
     def count(self, step: float, total: float | None, now: float) -> bool:
         """Take note of a step; return whether it is another one than before."""
@@ -320,14 +320,14 @@ class _Counter:
         self.step, self.total, self.seen = step, total, now
         if moved:
             self.moved = now
-            if self._points and step < self._points[-1][1]:
-                self._points.clear()
-            if self._points and self._points[-1][0] >= now:
+            if self.points and step < self.points[-1][1]:
+                self.points.clear()
+            if self.points and self.points[-1][0] >= now:
                 # one look sees all that was drawn since the last
-                self._points.pop()
-            self._points.append((now, step))
-            while len(self._points) > 2 and self._points[1][0] < now - _WINDOW:
-                self._points.popleft()
+                self.points.pop()
+            self.points.append((now, step))
+            while len(self.points) > 2 and self.points[1][0] < now - _WINDOW:
+                self.points.popleft()
         return moved
 
     def draw(self, bar: Shown, now: float) -> bool:
@@ -353,14 +353,6 @@ class _Counter:
         self.is_full, self.is_over = full is not None and count >= full, False
         self._shown = step
         return moved
-
-    def rate(self) -> float | None:
-        """Return the steps per second of late."""
-        if len(self._points) < 2:
-            return None
-        (begin, first), (end, last) = self._points[0], self._points[-1]
-        rate = (last - first) / (end - begin)
-        return rate if 1 / _LONGEST <= rate < math.inf else None
 
 
 class _Rank:
@@ -411,11 +403,16 @@ class _Rank:
         return None if counter is None or counter.is_over else counter.step
 
     def at(self, now: float) -> Progress | None:
-        """Return how far it is, None if it has not said."""
+        """Return how far it is, with the rate of late; None if it has not said."""
         counter = self.counter
         if counter is None or counter.step is None:
             return None
-        rate, idle, eta = counter.rate(), max(0.0, now - counter.moved), None
+        rate = eta = None
+        idle = max(0.0, now - counter.moved)
+        if len(counter.points) > 1:
+            (begin, first), (end, last) = counter.points[0], counter.points[-1]
+            found = (last - first) / (end - begin)
+            rate = found if 1 / _LONGEST <= found < math.inf else None
         if rate and counter.total is not None and counter.total >= counter.step:
             needs = (counter.total - counter.step) / rate
             eta = max(0.0, needs - idle) if needs <= _LONGEST else None

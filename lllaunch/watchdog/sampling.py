@@ -131,14 +131,10 @@ class Sampler:
         """
         if usage.asleep:
             return usage.rss
-        total = 0
-        for pid in usage.pids:
-            part = self._table.share(pid)
-            if part is not None:
-                total += part
-            elif self._table.is_there(pid):
-                return usage.rss
-        return min(usage.rss, total)
+        parts = {pid: self._table.share(pid) for pid in usage.pids}
+        if any(part is None and self._table.is_there(pid) for pid, part in parts.items()):
+            return usage.rss
+        return min(usage.rss, sum(filter(None, parts.values())))
 
 
 def trees(workers: Iterable[int], everything: Iterable[ProcessFacts]) -> dict[int, tuple[int, ...]]:
